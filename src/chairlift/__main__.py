@@ -1,0 +1,5 @@
+"""`python -m chairlift` is the command `chairlift`."""
+
+from chairlift.cli import main
+
+main()

@@ -1,0 +1,44 @@
+"""The settings of an engine, checked once. Units stand in the names; None means "work it out"."""
+
+from dataclasses import dataclass
+
+from chairlift.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of one engine. Names are those of the command line.
+
+    `max_model_len` and `num_blocks` are already resolved here: `cache.sizing` works them out from the machine's memory.
+    """
+
+    max_model_len: int
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_num_queued_reqs: int = 256
+    max_num_queued_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    preset: str = "continuous"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_model_len",
+            "num_blocks",
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_num_queued_reqs",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:
+            raise ConfigError(f"max_num_queued_tokens must be at least 1, not {self.max_num_queued_tokens}")
+        if self.max_model_len < 2:
+            raise ConfigError("max_model_len must be at least 2: one token of prompt and one of answer")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_num_seqs"
+                f" ({self.max_num_seqs}): every running request needs one token a step"
+            )

@@ -1,0 +1,219 @@
+"""What flows between the layers: requests in, plans and results through the middle, outputs back.
+
+Everything is a value. Only `Sequence` changes, and only the scheduler changes it. Token ids are plain integers, text is
+unknown here. The records that a step makes for every row are named tuples, as they are built thousands of times a second.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Finish = Literal["stop", "length", "abort", "error"]
+"""How a request ends: by itself, at its length, because its client left, or by a fault of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn from the logits. The order is: temperature, top-k, top-p, min-p.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. The noise of a draw depends on `seed`, the index of
+    the choice and the position in the output, and on nothing else.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a request ends by itself. Stop strings are not here: they belong to text, and the engine knows only tokens.
+
+    `eos_ids` end it with no stop reason, `stop_ids` with the id as the reason; neither can be drawn before `min_tokens`.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for. `arrival` is in seconds of the engine's clock; `prompt` is never empty.
+
+    Prefix blocks are shared only between requests of equal `cache_salt`.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    stopping: Stopping
+    sampling: Sampling = Sampling()
+    arrival: float = 0.0
+    cache_salt: str = ""
+
+
+class Sequence:
+    """The scheduler's record of a request: its tokens so far, and how many of them have keys and values in `blocks`.
+
+    One counter and no phases: whatever `tokens` has beyond `computed` is missing, whether it is a prompt, a chunk of one, a
+    new token, or everything after a preemption.
+    """
+
+    __slots__ = (
+        "blocks",
+        "cached",
+        "computed",
+        "finish",
+        "id",
+        "indexed",
+        "node",
+        "preemptions",
+        "request",
+        "tokens",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.id = request.id
+        self.request = request
+        self.tokens = array("i", request.prompt)
+        self.computed = 0
+        self.blocks = array("i")
+        self.cached = 0
+        """Prompt tokens that the prefix index gave it when it was first admitted."""
+        self.indexed = 0
+        """Full blocks that stand in the prefix index, and `node`, the place there of the last of them."""
+        self.node = 0
+        self.preemptions = 0
+        self.finish: Finish | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def missing(self) -> int:
+        """Tokens without keys and values. It is never 0 between steps: the last token is always to be computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.id!r}, {self.computed}/{len(self.tokens)} computed, {len(self.blocks)} blocks)"
+
+
+class Draw(NamedTuple):
+    """One token that is wanted from the last position of a row. `banned` ids must not be drawn."""
+
+    choice: int
+    position: int
+    sampling: Sampling
+    banned: frozenset[int] = frozenset()
+
+
+class Work(NamedTuple):
+    """One row of a step: compute `tokens` at positions `start`... of a sequence whose KV lies in `blocks`.
+
+    A `pad` row is computed and dropped: it is what a padded batch wastes. It has no blocks, and attends to nothing before it.
+    """
+
+    seq_id: str
+    start: int
+    tokens: array[int]
+    blocks: array[int]
+    draws: tuple[Draw, ...] = ()
+    pad: bool = False
+
+
+class Plan(NamedTuple):
+    """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
+
+    `preempted` lost their blocks in this step; the executor may drop whatever it keeps for `closed`.
+    """
+
+    step: int
+    work: tuple[Work, ...]
+    preempted: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that this step computes, padding included."""
+        return sum(len(work.tokens) for work in self.work)
+
+
+class Row(NamedTuple):
+    """What the executor drew for one row of the plan: one token for each of its draws."""
+
+    seq_id: str
+    tokens: tuple[int, ...]
+
+
+class Result(NamedTuple):
+    """The answer to a plan: a row for each work with draws, in any order. `failed` rows name what went wrong."""
+
+    step: int
+    rows: tuple[Row, ...]
+    failed: tuple[tuple[str, str], ...] = ()
+    elapsed_s: float = 0.0
+
+
+class Output(NamedTuple):
+    """What goes back to a client. The last one of a request, and only the last, has a `finish`.
+
+    `stop_reason` is the stop token that ended it, or the message of an error; `cached` counts prompt tokens that came out of
+    the prefix index.
+    """
+
+    seq_id: str
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+    stop_reason: int | str | None = None
+    cached: int = 0
+
+
+class Snapshot(NamedTuple):
+    """The engine at one moment, for health checks, metrics and tests."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    total_blocks: int
+
+
+TokenizerKind = Literal["json", "bpe", "sentencepiece"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Everything a model file says about its tokenizer. `models` fills it in, `text` builds the tokenizer from it.
+
+    Kind `json` carries a whole `tokenizer.json` in `json`. The other two come out of GGUF metadata: `tokens` by id with their
+    `types` (GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte), `merges` with the name `pre` of the
+    pre-tokenizer for byte-level BPE, `scores` for SentencePiece.
+
+    `add_bos` and `add_eos` are what the file says, or None if it says nothing. `templates` are chat templates by name; the one
+    called "default" is used unless another is asked for. `eos_ids` are all tokens that end an answer.
+    """
+
+    kind: TokenizerKind
+    json: str = ""
+    tokens: tuple[str, ...] = ()
+    types: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    merges: tuple[str, ...] = ()
+    pre: str = ""
+    bos_id: int | None = None
+    unk_id: int | None = None
+    pad_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    add_space_prefix: bool | None = None
+    templates: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,0 +1,1 @@
+"""Executors: plan in, result out. The only home of numerical code."""

@@ -1,0 +1,1 @@
+"""Sinks: what happened, as metrics. Nothing below knows that they exist."""
