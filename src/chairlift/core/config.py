@@ -21,6 +21,8 @@ class EngineConfig:
     max_num_queued_tokens: int | None = None
     enable_prefix_caching: bool = True
     preset: str = "continuous"
+    batch_wait_s: float = 0.05
+    """How long dynamic batching waits for a group to fill."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -70,23 +70,29 @@ class Sequence:
         "finish",
         "id",
         "indexed",
-        "node",
+        "number",
+        "place",
         "preemptions",
         "request",
+        "started",
         "tokens",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, number: int = 0) -> None:
         self.id = request.id
         self.request = request
+        self.number = number
+        """Its place in the order in which requests came; it decides where everything else is equal."""
         self.tokens = array("i", request.prompt)
         self.computed = 0
         self.blocks = array("i")
         self.cached = 0
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0
-        """Full blocks that stand in the prefix index, and `node`, the place there of the last of them."""
-        self.node = 0
+        """Full blocks that stand in the prefix index; `place` is where the last of them stands in its tree."""
+        self.place: int | str = request.cache_salt
+        self.started = False
+        """It has been admitted at least once."""
         self.preemptions = 0
         self.finish: Finish | None = None
 
@@ -124,8 +130,8 @@ class Work(NamedTuple):
 
     seq_id: str
     start: int
-    tokens: array[int]
-    blocks: array[int]
+    tokens: "array[int]"  # quoted, as arrays take no parameter at run time before Python 3.12
+    blocks: "array[int]"
     draws: tuple[Draw, ...] = ()
     pad: bool = False
 

@@ -1,0 +1,84 @@
+"""Finds blocks whose keys and values are already there, by the tokens that led to them. Knows tokens and block numbers only.
+
+The index is a tree of full blocks, kept in one dictionary. A node's key is its parent and its own tokens, so a hit has
+compared every token from position 0 on: there is no digest that could collide. Node numbers are never used twice, so a child
+whose parent was evicted cannot be reached through a newcomer in the parent's place.
+
+        salt ── [t0 … t15] ── [t16 … t31] ── [t32 … t47]
+                     └─────── [u16 … u31]                     (two prompts that share their first block)
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Place = int | str
+"""A point in the tree: a node's number, or a cache salt, which is where all prompts of that salt begin."""
+
+
+class Match(NamedTuple):
+    """Blocks that hold the longest known prefix, and the place in the tree where it ends."""
+
+    blocks: list[int]
+    place: Place
+
+
+class PrefixIndex:
+    """Full blocks of `block_size` tokens by their contents and all that came before them."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._nodes: dict[tuple[Place, bytes], tuple[int, int]] = {}
+        self._keys: dict[int, tuple[Place, bytes]] = {}
+        self._next_node = 1
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._keys
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def match(self, tokens: array[int], salt: str) -> Match:
+        """The longest indexed prefix. It never covers the last token, which has to be computed to give logits."""
+        place: Place = salt
+        blocks: list[int] = []
+        for end in range(self._block_size, len(tokens), self._block_size):
+            found = self._nodes.get((place, tokens[end - self._block_size : end].tobytes()))
+            if found is None:
+                break
+            place, block = found
+            blocks.append(block)
+        return Match(blocks, place)
+
+    def add(self, place: Place, tokens: array[int], block: int) -> Place:
+        """Enters a computed block below `place`; returns its own place. Contents that are known already stay where they are."""
+        assert len(tokens) == self._block_size
+        key = (place, tokens.tobytes())
+        known = self._nodes.get(key)
+        if known is not None:
+            return known[0]
+        node = self._next_node
+        self._next_node += 1
+        self._nodes[key] = (node, block)
+        self._keys[block] = key
+        return node
+
+    def forget(self, block: int) -> None:
+        """The block's contents are void. A block that was never entered is fine."""
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._nodes[key]
+
+    def clear(self) -> None:
+        self._nodes.clear()
+        self._keys.clear()
+
+
+class NoPrefixIndex(PrefixIndex):
+    """The index of an engine without prefix caching: it learns nothing, so it never finds anything."""
+
+    def add(self, place: Place, tokens: array[int], block: int) -> Place:  # noqa: ARG002
+        return place

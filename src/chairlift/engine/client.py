@@ -1,0 +1,217 @@
+"""How the world talks to an engine: submit a request, get a stream of its tokens. Lives on one asyncio event loop.
+
+Knows tokens and endings; knows neither text nor HTTP. The engine's thread sends one message per step, whatever the number of
+streams; a stream is a mailbox with one slot that merges what its reader has not fetched yet, so a slow reader costs nobody else
+anything.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from chairlift.core.config import EngineConfig
+from chairlift.core.errors import NeverFits, QueueFull, Unavailable
+from chairlift.core.events import Health, Step
+from chairlift.core.ports import Executor, Sink
+from chairlift.core.types import Finish, Output, Request, Snapshot
+from chairlift.engine.core import End, EngineCore, Submit
+from chairlift.engine.loop import EngineLoop
+from chairlift.schedule import door
+
+MIN_RETRY_S, MAX_RETRY_S = 1, 120
+
+
+class Delta(NamedTuple):
+    """What has come since the reader last looked. `stop_reason` is a stop token, or the message of an error."""
+
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+    stop_reason: int | str | None = None
+    cached: int = 0
+
+
+class Stream:
+    """The answer to one request. Use it as `async with client.submit(request) as stream: async for delta in stream: ...`.
+
+    Leaving the block before the end aborts the request, once. The last delta, and only it, has a `finish`.
+    """
+
+    def __init__(self, request: Request, leave: Callable[[str], None]) -> None:
+        self.request = request
+        self._leave = leave
+        self._slot: Delta | None = None
+        self._filled = asyncio.Event()
+        self._ended = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(self.request.id)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while not self._ended:
+            await self._filled.wait()
+            self._filled.clear()
+            delta, self._slot = self._slot, None
+            assert delta is not None
+            self._ended = delta.finish is not None
+            yield delta
+
+    def put(self, output: Output) -> None:
+        """Called by the client for every output of this request."""
+        held = self._slot.tokens if self._slot else ()
+        self._slot = Delta(held + output.tokens, output.finish, output.stop_reason, output.cached)
+        self._filled.set()
+
+
+class EngineClient:
+    """One engine in a thread of this process. Make it on the event loop that will use it; `await close()` in the end."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        sinks: Iterable[Sink] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.longest = door.longest(config)
+        """The most tokens that one request may have, prompt and answer together."""
+        self._core = EngineCore(config, executor)
+        self._home = asyncio.get_running_loop()
+        self._loop = EngineLoop(self._core, clock=clock, publish=self._publish, failed=self._engine_failed, sinks=sinks)
+        self._streams: dict[str, Stream] = {}
+        self._queued: dict[str, int] = {}
+        """Prompt tokens of those that have not been admitted yet, by id."""
+        self._snapshot = self._core.scheduler.snapshot()
+        self._closed: str | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._interval_s = 1.0
+        """Smoothed time between two endings under load: how fast places become free."""
+        self._last_ending: float | None = None
+        self._loop.start()
+
+    def now(self) -> float:
+        """The engine's clock, for `Request.arrival`."""
+        return self._loop.clock()
+
+    def submit(self, request: Request) -> Stream:
+        """Queues a request. Raises NeverFits, QueueFull or Unavailable; a refused request leaves no trace."""
+        assert request.id not in self._streams, "ids of requests in flight are unique"
+        if self._closed is not None:
+            raise Unavailable(self._closed)
+        try:
+            door.check(request, self.config)
+            self._check_queue(request)
+        except NeverFits:
+            self._loop.tell_refusal("never_fits")
+            raise
+        except QueueFull as full:
+            self._loop.tell_refusal(full.limit)
+            raise
+        stream = Stream(request, self.abort)
+        self._streams[request.id] = stream
+        self._queued[request.id] = len(request.prompt)
+        self._idle.clear()
+        self._loop.send(Submit(request))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request whose client has left. One that has ended is left alone."""
+        self._end(request_id, "abort")
+
+    def finish(self, request_id: str) -> None:
+        """Ends a request whose text is complete, as "stop"."""
+        self._end(request_id, "stop")
+
+    def snapshot(self) -> Snapshot:
+        """The engine after its last step."""
+        return self._snapshot
+
+    def health(self) -> Health:
+        return self._loop.health()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests, waits for those in flight, and aborts what is left after `timeout_s`."""
+        self._closed = self._closed or "the server is shutting down"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for request_id, stream in list(self._streams.items()):
+                self._loop.send(End(request_id, "abort"))
+                self._deliver_one(stream, Output(request_id, finish="abort", stop_reason=self._closed))
+
+    async def close(self) -> None:
+        """Ends whatever is still in flight, and the thread."""
+        await self.drain(0)
+        await asyncio.to_thread(self._loop.stop)
+
+    def _end(self, request_id: str, finish: Finish) -> None:
+        if self._forget(request_id):
+            self._loop.send(End(request_id, finish))
+
+    def _forget(self, request_id: str) -> bool:
+        self._queued.pop(request_id, None)
+        known = self._streams.pop(request_id, None) is not None
+        if not self._streams:
+            self._idle.set()
+        return known
+
+    def _check_queue(self, request: Request) -> None:
+        config = self.config
+        if len(self._queued) >= config.max_num_queued_reqs:
+            raise self._full("max_num_queued_reqs", f"{len(self._queued)} requests are waiting already")
+        tokens = sum(self._queued.values()) + len(request.prompt)
+        if config.max_num_queued_tokens is not None and self._queued and tokens > config.max_num_queued_tokens:
+            raise self._full("max_num_queued_tokens", f"{tokens - len(request.prompt)} prompt tokens are waiting already")
+
+    def _full(self, limit: str, what: str) -> QueueFull:
+        wait_s = math.ceil(len(self._queued) * self._interval_s)
+        return QueueFull(
+            f"the queue is full: {what}; try again later",
+            limit=limit,
+            retry_after_s=min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S),
+        )
+
+    # ── from the engine's thread to the event loop ────────────────────────────────────────────────────────────────────────
+
+    def _publish(self, step: Step) -> None:
+        self._home.call_soon_threadsafe(self._deliver, step)
+
+    def _engine_failed(self, message: str) -> None:
+        self._home.call_soon_threadsafe(self._deliver_failure, message)
+
+    def _deliver(self, step: Step) -> None:
+        self._snapshot = step.snapshot
+        for admitted in step.admitted:
+            self._queued.pop(admitted.request.id, None)
+        for output in step.outputs:
+            stream = self._streams.get(output.seq_id)
+            if stream is not None:
+                self._deliver_one(stream, output)
+
+    def _deliver_one(self, stream: Stream, output: Output) -> None:
+        stream.put(output)
+        if output.finish is not None:
+            self._note_ending()
+            self._forget(output.seq_id)
+
+    def _deliver_failure(self, message: str) -> None:
+        self._closed = message
+        for request_id, stream in list(self._streams.items()):
+            self._deliver_one(stream, Output(request_id, finish="error", stop_reason=message))
+
+    def _note_ending(self) -> None:
+        now = self.now()
+        if self._last_ending is not None and self._queued:
+            self._interval_s += 0.2 * (now - self._last_ending - self._interval_s)
+        self._last_ending = now

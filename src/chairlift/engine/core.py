@@ -1,0 +1,98 @@
+"""The engine's step: schedule, execute, commit. It knows a scheduler, an executor and an inbox, but no clock.
+
+Server and simulator run this very class.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from chairlift.core.config import EngineConfig
+from chairlift.core.events import Step
+from chairlift.core.ports import Executor
+from chairlift.core.types import Finish, Plan, Request, Result
+from chairlift.schedule.presets import preset
+from chairlift.schedule.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Queue this request; it has passed the door."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End a request from outside: its client left ("abort"), or its text is complete ("stop")."""
+
+    request_id: str
+    finish: Finish
+
+
+Command = Submit | End
+
+
+class EngineCore:
+    """One engine. `inbox` takes commands from any thread, in order; everything else belongs to the thread that steps."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, *, scheduler: Scheduler | None = None) -> None:
+        self.scheduler = scheduler or Scheduler(config, preset(config))
+        self.inbox: deque[Command] = deque()
+        self._executor = executor
+        self._executing: Plan | None = None
+
+    def step(self, now: float) -> Step:
+        """One turn. What ends while the executor works is taken in before its result: an abort beats a finish."""
+        self._take_commands()
+        plan = self.scheduler.schedule(now)
+        elapsed_s = 0.0
+        if plan.work:
+            result = self._execute(plan)
+            elapsed_s = result.elapsed_s
+            self._take_commands()
+            self.scheduler.commit(plan, result)
+        return self._report(now, plan, elapsed_s)
+
+    def fail_step(self, now: float, message: str) -> Step | None:
+        """After `step` raised: ends all requests of the plan with an error. None if it was not the executor that raised.
+
+        The others go on. The prefix index is emptied, as nobody knows any more what the executor has written.
+        """
+        plan, self._executing = self._executing, None
+        if plan is None:
+            return None
+        failed = tuple((work.seq_id, message) for work in plan.work)
+        self._take_commands()
+        self.scheduler.commit(plan, Result(plan.step, (), failed))
+        self.scheduler.index.clear()
+        return self._report(now, plan, 0.0)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _execute(self, plan: Plan) -> Result:
+        self._executing = plan
+        self._executor.launch(plan)
+        result = self._executor.collect()
+        self._executing = None
+        return result
+
+    def _take_commands(self) -> None:
+        while self.inbox:
+            match self.inbox.popleft():
+                case Submit(request):
+                    self.scheduler.add(request)
+                case End(request_id, finish):
+                    self.scheduler.end(request_id, finish)
+
+    def _report(self, now: float, plan: Plan, elapsed_s: float) -> Step:
+        scheduler = self.scheduler
+        return Step(
+            now=now,
+            plan=plan,
+            outputs=scheduler.drain(),
+            admitted=scheduler.drain_admitted(),
+            snapshot=scheduler.snapshot(),
+            elapsed_s=elapsed_s,
+            wake_at=None if plan.work else scheduler.wake_at(),
+        )

@@ -1,0 +1,118 @@
+"""Runs an engine core in a thread: wakes it when there is something to do, and keeps its failures from spreading.
+
+Knows threads, a clock and sinks; knows nothing of streams and HTTP. An idle loop sleeps until a command or a timer wakes it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from chairlift.core.events import Health, Step
+from chairlift.core.ports import Sink
+from chairlift.engine.core import Command, EngineCore
+
+log = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Failed steps in a row after which the engine gives up: then it is not the requests that are at fault."""
+
+STALL_S = 60.0
+"""A step that has been running for longer than this is no longer called healthy."""
+
+
+class EngineLoop:
+    """The thread of one engine. `publish` is called with every step, and `failed` once if the engine ends by a fault."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        *,
+        clock: Callable[[], float],
+        publish: Callable[[Step], None],
+        failed: Callable[[str], None],
+        sinks: Iterable[Sink] = (),
+    ) -> None:
+        self.clock = clock
+        self._core = core
+        self._publish = publish
+        self._failed = failed
+        self._sinks = list(sinks)
+        self._wake = threading.Event()
+        self._closing = False
+        self._failure: str | None = None
+        self._step_began: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Any thread may call this. The command is taken before the next step, or in the midst of the running one."""
+        self._core.inbox.append(command)
+        self._wake.set()
+
+    def tell_refusal(self, reason: str) -> None:
+        for sink in list(self._sinks):
+            self._guard(sink, lambda sink=sink: sink.on_refusal(reason))
+
+    def stop(self) -> None:
+        """Ends the thread after the running step. Returns when it has ended."""
+        self._closing = True
+        self._wake.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def health(self) -> Health:
+        if self._failure is not None:
+            return "failed"
+        if self._closing or not self._thread.is_alive():
+            return "closed"
+        began = self._step_began
+        return "stalled" if began is not None and self.clock() - began > STALL_S else "ok"
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            log.exception("the engine has failed")
+            self._failure = f"the engine has failed: {error}"
+            self._failed(self._failure)
+        finally:
+            self._core.close()
+
+    def _loop(self) -> None:
+        failures = 0
+        while not self._closing:
+            self._wake.clear()
+            self._step_began = self.clock()
+            try:
+                step = self._core.step(self._step_began)
+                failures = failures if not step.plan.work else 0
+            except Exception as error:
+                failures += 1
+                log.exception("step failed (%d in a row)", failures)
+                failed = self._core.fail_step(self.clock(), f"the model could not be run: {error}")
+                if failed is None or failures >= MAX_FAILURES:
+                    if failed is not None:
+                        self._tell(failed)
+                    raise
+                step = failed
+            self._step_began = None
+            self._tell(step)
+            if not step.plan.work:
+                self._wake.wait(self._patience(step.wake_at))
+
+    def _patience(self, wake_at: float | None) -> float | None:
+        return None if wake_at is None else max(0.0, wake_at - self.clock())
+
+    def _tell(self, step: Step) -> None:
+        self._publish(step)
+        for sink in list(self._sinks):
+            self._guard(sink, lambda sink=sink: sink.on_step(step))
+
+    def _guard(self, sink: Sink, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception:
+            log.exception("%s raised and is switched off", type(sink).__name__)
+            self._sinks.remove(sink)

@@ -1,0 +1,99 @@
+"""When waiting requests may join: at every step (continuous batching), or in groups that run to their end.
+
+Knows who waits, who runs and the time; knows nothing of memory and budgets.
+"""
+
+from array import array
+
+from chairlift.core.types import Sequence, Work
+from chairlift.schedule.policy import Order
+
+
+class Continuous:
+    """Whoever is first may join at any step. This is what makes batching continuous."""
+
+    def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:  # noqa: ARG002
+        return queue.peek()
+
+    def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:  # noqa: ARG002
+        return None
+
+    def padding(self, budget: int) -> list[Work]:  # noqa: ARG002
+        return []
+
+    def observe(self, finished: list[Sequence]) -> None: ...
+
+
+class Group:
+    """Requests are taken in groups of at most `size`, and a group runs to its end before the next one is taken.
+
+    With `wait_s` 0 this is static batching: when all places are empty it takes what waits. With more it is dynamic batching:
+    it takes a group when `size` requests wait or the oldest has waited for that long. Three forms make comparisons fair:
+
+    - padded: like a tensor with fixed rows, every prompt is computed as long as the longest, and a finished row goes on being
+      computed until the last one ends. Padding attends to nothing, so its cost is understated rather than overstated.
+    - compacted (`padded=False`): finished rows are dropped from the computation, but their places stay closed.
+    - `by_length`: the group is the oldest request and those whose expected length is nearest to its own, so that there is less
+      to pad. The oldest is always in it, so nobody starves.
+
+    A finished text is delivered at once in all of them.
+    """
+
+    def __init__(self, *, size: int, wait_s: float = 0.0, padded: bool = False, by_length: bool = False) -> None:
+        self.size = size
+        self.wait_s = wait_s
+        self.padded = padded
+        self.by_length = by_length
+        self._members: dict[str, Sequence] = {}
+        self._owed: dict[str, int] = {}
+        """Padding of a member's prompt that is still to be computed."""
+
+    def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
+        oldest = queue.peek()
+        if oldest is None:
+            return None
+        for member in self._members.values():
+            if not member.blocks and not member.finish:  # it has not joined yet, or was preempted
+                return member
+        if running or not (len(queue) >= self.size or now >= oldest.request.arrival + self.wait_s):
+            return None
+        self._form(list(queue))
+        return next(iter(self._members.values()))
+
+    def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
+        oldest = queue.peek()
+        return None if running or oldest is None else oldest.request.arrival + self.wait_s
+
+    def padding(self, budget: int) -> list[Work]:
+        if not self.padded or all(member.finish for member in self._members.values()):
+            return []
+        rows: list[Work] = []
+        for member in self._members.values():
+            # A finished row costs one token in every step, whatever the budget: it is a place of the batch like all others.
+            count = 1 if member.finish else min(self._owed[member.id], budget)
+            if count:
+                rows.append(Work(member.id, len(member.tokens), array("i", bytes(4 * count)), array("i"), pad=True))
+                budget -= count
+                if not member.finish:
+                    self._owed[member.id] -= count
+        return rows
+
+    def observe(self, finished: list[Sequence]) -> None:
+        """A member that ended before it ever ran has no row to be padded."""
+        for sequence in finished:
+            if sequence.id in self._members and not sequence.started:
+                del self._members[sequence.id]
+
+    def _form(self, waiting: list[Sequence]) -> None:
+        if self.by_length:
+            oldest = waiting[0]
+            waiting.sort(key=lambda sequence: abs(_expected(sequence) - _expected(oldest)))
+        group = waiting[: self.size]
+        longest = max(len(member.tokens) for member in group)
+        self._members = {member.id: member for member in group}
+        self._owed = {member.id: longest - len(member.tokens) for member in group}
+
+
+def _expected(sequence: Sequence) -> int:
+    """The length that the request may grow to: all that is known of it before it runs."""
+    return sequence.prompt_len + sequence.request.stopping.max_tokens

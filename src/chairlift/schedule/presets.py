@@ -1,0 +1,37 @@
+"""Policies by name: data, so that a comparison can run through them."""
+
+from collections.abc import Callable, Mapping
+
+from chairlift.core.config import EngineConfig
+from chairlift.core.errors import ConfigError
+from chairlift.schedule.gates import Continuous, Group
+from chairlift.schedule.headrooms import Optimistic
+from chairlift.schedule.orders import Ranked, arrival
+from chairlift.schedule.policy import Gate, Policy
+from chairlift.schedule.splits import Chunked
+
+
+def _static(*, padded: bool = False, by_length: bool = False) -> Callable[[EngineConfig], Gate]:
+    return lambda config: Group(size=config.max_num_seqs, padded=padded, by_length=by_length)
+
+
+def _dynamic(*, padded: bool = False, by_length: bool = False) -> Callable[[EngineConfig], Gate]:
+    return lambda config: Group(size=config.max_num_seqs, wait_s=config.batch_wait_s, padded=padded, by_length=by_length)
+
+
+GATES: Mapping[str, Callable[[EngineConfig], Gate]] = {
+    "continuous": lambda config: Continuous(),  # noqa: ARG005
+    "static": _static(padded=True),
+    "static-compacted": _static(),
+    "static-sorted": _static(padded=True, by_length=True),
+    "dynamic": _dynamic(padded=True),
+    "dynamic-compacted": _dynamic(),
+    "dynamic-sorted": _dynamic(padded=True, by_length=True),
+}
+
+
+def preset(config: EngineConfig) -> Policy:
+    """The policy that the configuration names."""
+    if config.preset not in GATES:
+        raise ConfigError(f"there is no preset {config.preset!r}; there are {', '.join(GATES)}")
+    return Policy(gate=GATES[config.preset](config), order=Ranked(arrival), split=Chunked(), headroom=Optimistic())

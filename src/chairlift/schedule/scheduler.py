@@ -1,0 +1,264 @@
+"""Decides, at every step, which tokens of which requests are computed next, and in which blocks.
+
+Two passes: who runs goes on, then who waits gets on. `schedule` makes the decision and `commit` takes in what came of it. It
+alone touches the pool; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way.
+It asks its policy all questions of taste, and knows neither clock nor chance.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from chairlift.cache.pool import BlockPool
+from chairlift.cache.prefix import Match, NoPrefixIndex, PrefixIndex
+from chairlift.core.config import EngineConfig
+from chairlift.core.events import Admitted
+from chairlift.core.types import Draw, Finish, Output, Plan, Request, Result, Sequence, Snapshot, Work
+from chairlift.schedule import door, stopping
+from chairlift.schedule.policy import Policy
+
+Grant = tuple[Sequence, int]
+"""A sequence and the number of tokens that it gets in this step."""
+
+
+class Scheduler:
+    """The requests of one engine, from the door to their one terminal output."""
+
+    def __init__(self, config: EngineConfig, policy: Policy) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks)
+        self.index = PrefixIndex(config.block_size) if config.enable_prefix_caching else NoPrefixIndex(config.block_size)
+        self.running: list[Sequence] = []
+        """By rank. Whoever is here holds blocks for all tokens it has."""
+        self._policy = policy
+        self._queue = policy.order
+        self._sequences: dict[str, Sequence] = {}
+        self._step = 0
+        self._count = 0
+        self._closed: list[str] = []
+        self._finished: list[Sequence] = []
+        self._outputs: list[Output] = []
+        self._admitted: list[Admitted] = []
+
+    # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, request: Request) -> None:
+        """Queues a request that has passed the door."""
+        door.check(request, self.config)
+        assert request.id not in self._sequences, "the id of a request in flight is not given twice"
+        sequence = Sequence(request, self._count)
+        self._count += 1
+        self._sequences[request.id] = sequence
+        self._queue.push(sequence)
+
+    def end(self, request_id: str, finish: Finish) -> None:
+        """Ends a request from outside. One that has ended already stays as it ended."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._finish(sequence, finish)
+
+    # ── the step ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def schedule(self, now: float) -> Plan:
+        """The plan of the next step. Counters advance here, before anything is computed."""
+        self._policy.gate.observe(self._finished)
+        self._finished.clear()
+        budget = self.config.max_num_batched_tokens
+        grants, preempted = self._go_on(budget, behind=self._candidate(now) is not None)
+        budget -= sum(count for _, count in grants)
+        if not preempted:  # memory that was just taken from one is not given to another
+            budget -= self._get_on(grants, budget, now)
+        work = [self._work(sequence, count) for sequence, count in grants]
+        work += self._policy.gate.padding(budget)
+        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(self._closed))
+        self._step += 1
+        self._closed.clear()
+        return plan
+
+    def commit(self, plan: Plan, result: Result) -> None:
+        """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
+        rows = {row.seq_id: row for row in result.rows}
+        failed = dict(result.failed)
+        for work in plan.work:
+            sequence = self._sequences.get(work.seq_id)
+            if work.pad or sequence is None:
+                continue
+            if work.seq_id in failed:
+                self._finish(sequence, "error", failed[work.seq_id])
+                continue
+            self._enter(sequence, work.start + len(work.tokens))
+            if work.draws:
+                self._append(sequence, rows[work.seq_id].tokens[0])
+
+    def drain(self) -> tuple[Output, ...]:
+        """What is to be sent since this was last asked."""
+        outputs = tuple(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    def drain_admitted(self) -> tuple[Admitted, ...]:
+        admitted = tuple(self._admitted)
+        self._admitted.clear()
+        return admitted
+
+    def wake_at(self) -> float | None:
+        """When there may be something to do although no request came or went."""
+        return self._policy.gate.wake_at(self._queue, self.running)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            running=len(self.running),
+            waiting=len(self._queue),
+            waiting_tokens=sum(len(sequence.tokens) for sequence in self._queue),
+            free_blocks=self.pool.free,
+            total_blocks=self.pool.total,
+        )
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """Everyone in flight, for checks."""
+        return self._sequences.values()
+
+    # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _go_on(self, budget: int, *, behind: bool) -> tuple[list[Grant], list[str]]:
+        grants: list[Grant] = []
+        planned: set[str] = set()
+        preempted: list[str] = []
+        for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
+            if sequence.id in preempted:
+                continue
+            if self._make_room(sequence, count, planned, preempted):
+                grants.append((sequence, count))
+                planned.add(sequence.id)
+        return grants, preempted
+
+    def _make_room(self, sequence: Sequence, count: int, planned: set[str], preempted: list[str]) -> bool:
+        """Gives the sequence the blocks for `count` more tokens. Preempts the worst that has no part in this step yet.
+
+        The worst may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
+        """
+        need = self._blocks(sequence.computed + count) - len(sequence.blocks)
+        while need > self.pool.free:
+            victim = self._queue.victim([other for other in self.running if other.id not in planned])
+            self._preempt(victim)
+            preempted.append(victim.id)
+            if victim is sequence:
+                return False
+        if need > 0:
+            self._take(sequence, need)
+        return True
+
+    # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
+
+    def _get_on(self, grants: list[Grant], budget: int, now: float) -> int:
+        """Admits while gate, places, budget and memory allow it. Returns the tokens that were given.
+
+        The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
+        """
+        spent = 0
+        while spent < budget and (sequence := self._candidate(now)) is not None:
+            if not self._admit(sequence):
+                break
+            behind = self._candidate(now) is not None
+            count = self._policy.split.chunk(sequence.missing, budget - spent, behind=behind)
+            grants.append((sequence, count))
+            spent += count
+        return spent
+
+    def _candidate(self, now: float) -> Sequence | None:
+        """Who would join next if budget and memory allow it."""
+        if len(self.running) >= self.config.max_num_seqs:
+            return None
+        return self._policy.gate.next(self._queue, self.running, now)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Gives the sequence blocks for all tokens that it has, shared ones first; False if memory does not allow it."""
+        match = self.index.match(sequence.tokens, sequence.request.cache_salt)
+        fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
+        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
+        if not self._policy.headroom.admits(sequence, fresh + revived, self.pool, self.running):
+            return False
+        self._queue.remove(sequence)
+        insort(self.running, sequence, key=self._queue.rank)
+        self._share(sequence, match)
+        self._take(sequence, fresh)
+        self._note_first_admission(sequence)
+        return True
+
+    def _note_first_admission(self, sequence: Sequence) -> None:
+        """Hits of a resumed sequence are its own earlier work, and no news to anybody."""
+        if sequence.started:
+            return
+        sequence.started = True
+        sequence.cached = sequence.computed
+        self._admitted.append(Admitted(sequence.request, queried=sequence.prompt_len, cached=sequence.cached))
+
+    # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _blocks(self, tokens: int) -> int:
+        """Blocks that this many tokens fill."""
+        return -(-tokens // self.config.block_size)
+
+    def _take(self, sequence: Sequence, count: int) -> None:
+        for block in self.pool.take(count):
+            self.index.forget(block)
+            sequence.blocks.append(block)
+
+    def _share(self, sequence: Sequence, match: Match) -> None:
+        self.pool.share(match.blocks)
+        sequence.blocks.extend(match.blocks)
+        sequence.computed = len(match.blocks) * self.config.block_size
+        sequence.indexed, sequence.place = len(match.blocks), match.place
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks, worth=self.index)
+        del sequence.blocks[:]
+        sequence.computed = 0
+        sequence.indexed, sequence.place = 0, sequence.request.cache_salt
+
+    def _enter(self, sequence: Sequence, computed: int) -> None:
+        """Enters the blocks that are full now into the index."""
+        size = self.config.block_size
+        while (sequence.indexed + 1) * size <= computed:
+            start = sequence.indexed * size
+            block = sequence.blocks[sequence.indexed]
+            sequence.place = self.index.add(sequence.place, sequence.tokens[start : start + size], block)
+            sequence.indexed += 1
+
+    # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, sequence: Sequence, count: int) -> Work:
+        start, end = sequence.computed, sequence.computed + count
+        sequence.computed = end
+        draws: tuple[Draw, ...] = ()
+        if end == len(sequence.tokens):  # the row reaches the last token, so its logits are those of the next one
+            request, position = sequence.request, sequence.generated
+            draws = (Draw(0, position, request.sampling, stopping.banned(request.stopping, position)),)
+        return Work(sequence.id, start, sequence.tokens[start:end], sequence.blocks[:], draws)
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        sequence.tokens.append(token)
+        ending = stopping.ending(sequence)
+        if ending is None:
+            self._outputs.append(Output(sequence.id, (token,), cached=sequence.cached))
+        else:
+            self._finish(sequence, ending[0], ending[1], tokens=(token,))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.preemptions += 1
+        self._queue.push(sequence)
+
+    def _finish(
+        self, sequence: Sequence, finish: Finish, reason: int | str | None = None, *, tokens: tuple[int, ...] = ()
+    ) -> None:
+        """The one way out: frees everything that the sequence holds, and answers."""
+        (self.running if sequence.blocks else self._queue).remove(sequence)
+        self._release(sequence)
+        sequence.finish = finish
+        del self._sequences[sequence.id]
+        self._closed.append(sequence.id)
+        self._finished.append(sequence)
+        self._outputs.append(Output(sequence.id, tokens, finish, reason, sequence.cached))

@@ -1,0 +1,36 @@
+"""How a step's token budget is divided. Knows how much each sequence misses; knows nothing of memory."""
+
+from chairlift.core.types import Sequence
+
+
+class Chunked:
+    """Long prompts are computed in chunks beside the others' next tokens, so that nobody's stream stands still.
+
+    Sequences that miss one token come first. Then prompts, by rank: each gets all that is left, or half of it while somebody
+    is behind it, but never less than `floor` tokens. So the oldest prompt keeps at least half of the budget, a short prompt
+    overtakes a long one that came before it, and the rest of the budget is not scattered over many small chunks.
+    """
+
+    def __init__(self, *, floor: int = 64) -> None:
+        self.floor = floor
+
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
+        shares: list[tuple[Sequence, int]] = []
+        prompts: list[Sequence] = []
+        for sequence in running:
+            if sequence.missing > 1:
+                prompts.append(sequence)
+            elif budget:
+                shares.append((sequence, 1))
+                budget -= 1
+        for position, sequence in enumerate(prompts, start=1):
+            count = self.chunk(sequence.missing, budget, behind=behind or position < len(prompts))
+            if count == 0:
+                break
+            shares.append((sequence, count))
+            budget -= count
+        return shares
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
+        most = min(budget, max(budget // 2, self.floor)) if behind else budget
+        return min(missing, most)

@@ -1,0 +1,21 @@
+"""When a sequence has ended by itself. Looks at its last token and its length, and at nothing else."""
+
+from chairlift.core.types import Finish, Sequence, Stopping
+
+
+def ending(sequence: Sequence) -> tuple[Finish, int | None] | None:
+    """How the last token ends the sequence: the finish and, for a stop token, its id as the reason."""
+    stopping, last = sequence.request.stopping, sequence.tokens[-1]
+    if sequence.generated >= stopping.min_tokens:
+        if last in stopping.eos_ids:
+            return "stop", None
+        if last in stopping.stop_ids:
+            return "stop", last
+    if sequence.generated >= stopping.max_tokens:
+        return "length", None
+    return None
+
+
+def banned(stopping: Stopping, position: int) -> frozenset[int]:
+    """Tokens that may not be drawn at this position of the output: those that would end it before `min_tokens`."""
+    return stopping.eos_ids | stopping.stop_ids if position < stopping.min_tokens else frozenset()

@@ -1,0 +1,96 @@
+"""Executors without arithmetic, for tests. They keep a shadow of the KV store and know which tokens wrote which slot."""
+
+import zlib
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple
+
+from chairlift.core.types import Draw, Plan, Result, Row, Work
+
+
+class Slot(NamedTuple):
+    """What one KV position remembers: its token, and a running digest of everything before and including it."""
+
+    token: int
+    digest: int
+
+
+def digest(before: int, token: int) -> int:
+    return zlib.crc32(token.to_bytes(8, "little"), before) or 1
+
+
+def solo(prompt: tuple[int, ...], next_token: Callable[[tuple[int, ...]], int], count: int) -> tuple[int, ...]:
+    """What `count` tokens a request must get, computed without any engine."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tuple(tokens)))
+    return tuple(tokens[len(prompt) :])
+
+
+def hashed(vocab: int) -> Callable[[tuple[int, ...]], int]:
+    """A next token that depends on the whole prefix, so that any slip in scheduling or caching changes the text."""
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        return zlib.crc32(array("i", prefix).tobytes()) % vocab
+
+    return next_token
+
+
+class ShadowExecutor:
+    """Draws `next_token(prefix)`, where the prefix is read back from the shadow KV store through the row's block table.
+
+    Every position that attention would read must have been written by this very prefix: anything else is an AssertionError.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int]) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.next_token = next_token
+        self.plans: list[Plan] = []
+        self.closed = False
+        self._slots: dict[tuple[int, int], Slot] = {}
+
+    def launch(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    def collect(self) -> Result:
+        plan = self.plans[-1]
+        written: set[tuple[int, int]] = set()
+        rows: list[Row] = []
+        for work in plan.work:
+            if work.pad:
+                continue
+            prefix = self._compute(work, written)
+            if work.draws:
+                rows.append(Row(work.seq_id, tuple(self.draw(draw, prefix) for draw in work.draws)))
+        return Result(plan.step, tuple(rows))
+
+    def draw(self, draw: Draw, prefix: tuple[int, ...]) -> int:
+        token = self.next_token(prefix)
+        while token in draw.banned:
+            token += 1
+        return token
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _place(self, work: Work, position: int) -> tuple[int, int]:
+        block = work.blocks[position // self.block_size]
+        assert 0 <= block < self.num_blocks
+        return block, position % self.block_size
+
+    def _compute(self, work: Work, written: set[tuple[int, int]]) -> tuple[int, ...]:
+        before, prefix = 0, []
+        for position in range(work.start):
+            slot = self._slots[self._place(work, position)]
+            assert slot.digest == digest(before, slot.token), f"{work.seq_id} reads position {position} of another prefix"
+            before = slot.digest
+            prefix.append(slot.token)
+        for offset, token in enumerate(work.tokens):
+            place = self._place(work, work.start + offset)
+            assert place not in written, "two rows of a step write the same slot"
+            written.add(place)
+            before = digest(before, token)
+            self._slots[place] = Slot(token, before)
+            prefix.append(token)
+        return tuple(prefix)
