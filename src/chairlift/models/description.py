@@ -28,11 +28,16 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding: base `theta`; positions divided by `linear` factor; `llama3` scaling of the frequencies."""
+    """Rotary position embedding: base `theta`; positions divided by `linear` factor; `llama3` scaling of the frequencies.
+
+    `factors`, if there are any, has one number for each of the head_dim / 2 frequencies, which the frequency is divided by (a
+    GGUF file of Llama 3.1 carries its scaling in this form, as the tensor `rope_freqs`).
+    """
 
     theta: float
     linear: float = 1.0
     llama3: Llama3Scaling | None = None
+    factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
