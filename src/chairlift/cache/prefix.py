@@ -8,6 +8,8 @@ whose parent was evicted cannot be reached through a newcomer in the parent's pl
                      └─────── [u16 … u31]                     (two prompts that share their first block)
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Iterator
 from typing import NamedTuple

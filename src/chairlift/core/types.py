@@ -4,6 +4,8 @@ Everything is a value. Only `Sequence` changes, and only the scheduler changes i
 unknown here. The records that a step makes for every row are named tuples, as they are built thousands of times a second.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -130,8 +132,8 @@ class Work(NamedTuple):
 
     seq_id: str
     start: int
-    tokens: "array[int]"  # quoted, as arrays take no parameter at run time before Python 3.12
-    blocks: "array[int]"
+    tokens: array[int]
+    blocks: array[int]
     draws: tuple[Draw, ...] = ()
     pad: bool = False
 
