@@ -1,0 +1,240 @@
+"""Drawing a token: the rules one by one, a readable twin, extreme settings, and frequencies."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from chairlift.core.types import Draw, Sampling
+from chairlift.execute import noise
+from chairlift.execute.sampler import draw
+
+CLEAR = np.array([0.5, 3.0, -2.0, 1.0, 2.5], dtype=np.float32)
+GREEDY = Sampling(temperature=0)
+FIXED = [21900, 1902, 22994, 41668]
+
+
+def one(logits: NDArray[np.float32], sampling: Sampling, *, banned: frozenset[int] = frozenset(), position: int = 0) -> int:
+    return draw(logits, Draw(0, position, sampling, banned))
+
+
+def many(
+    logits: NDArray[np.float32], sampling: Sampling, *, count: int = 300, banned: frozenset[int] = frozenset()
+) -> Counter[int]:
+    return Counter(one(logits, sampling, banned=banned, position=position) for position in range(count))
+
+
+class TooCloseError(Exception):
+    """Whether a sum of probabilities reaches top-p is a matter of rounding."""
+
+
+def twin(logits: NDArray[np.float32], wanted: Draw) -> int:
+    """The rules as they read, token by token."""
+    sampling = wanted.sampling
+    allowed = {token: float(logit) for token, logit in enumerate(logits) if token not in wanted.banned}
+    ranked = sorted(allowed, key=lambda token: (-allowed[token], token))
+    if sampling.temperature == 0:
+        return ranked[0]
+    best = allowed[ranked[0]]
+    score = {token: (allowed[token] - best) / sampling.temperature for token in ranked}
+    kept = [token for token in ranked if score[token] > -math.inf]
+    kept = kept[: sampling.top_k or None]
+    if sampling.top_p < 1:
+        total, reached, nucleus = sum(math.exp(score[token]) for token in kept), 0.0, []
+        for token in kept:
+            nucleus.append(token)
+            reached += math.exp(score[token])
+            if abs(reached - sampling.top_p * total) < 1e-9 * total:
+                raise TooCloseError
+            if reached >= sampling.top_p * total:
+                break
+        kept = nucleus
+    kept = [token for token in kept if math.exp(score[token]) >= sampling.min_p]
+    key = noise.key(sampling.seed, wanted.choice, wanted.position)
+    noisy = {token: score[token] + float(noise.gumbel(key, np.array([token]))[0]) for token in kept}
+    return max(sorted(noisy), key=lambda token: noisy[token])
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-3, 0.3, 0.7, 1.0, 1.5, 50.0]),
+    top_k=st.sampled_from([0, 1, 2, 3, 10, 1000]),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.001, 1.0)),
+    seed=st.integers(0, (1 << 64) - 1),
+)
+
+
+@settings(max_examples=300)
+@given(data=st.data(), sampling=samplings, choice=st.integers(0, 3), position=st.integers(0, 1000))
+def test_a_draw_equals_its_twin(data: st.DataObject, sampling: Sampling, choice: int, position: int) -> None:
+    grid = st.integers(-12, 12).map(lambda number: number / 4)  # coarse, so that there are ties
+    logits = np.array(data.draw(st.lists(grid, min_size=2, max_size=30)), dtype=np.float32)
+    banned = data.draw(st.frozensets(st.integers(0, len(logits) + 3), max_size=len(logits) - 1))
+    assume(len([token for token in banned if token < len(logits)]) < len(logits))
+    wanted = Draw(choice, position, sampling, banned)
+    try:
+        expected = twin(logits, wanted)
+    except TooCloseError:
+        reject()
+    assert draw(logits, wanted) == expected
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.3, 0.8, 0.97, 0.9999])
+def test_a_large_vocabulary_equals_the_twin(top_p: float) -> None:
+    logits = np.random.default_rng(4).standard_normal(5000).astype(np.float32)
+    for position in range(5):
+        wanted = Draw(0, position, Sampling(top_p=top_p, temperature=0.8, seed=1))
+        assert draw(logits, wanted) == twin(logits, wanted)
+
+
+class TestGreedy:
+    def test_the_largest_logit_wins(self) -> None:
+        assert one(CLEAR, GREEDY) == 1
+
+    def test_the_lowest_id_wins_among_equals(self) -> None:
+        assert one(np.array([1, 2, 2, 2], dtype=np.float32), GREEDY) == 1
+
+    def test_a_banned_token_leaves_the_next(self) -> None:
+        assert one(CLEAR, GREEDY, banned=frozenset({1})) == 4
+
+    def test_logits_are_left_as_they_were(self) -> None:
+        logits = CLEAR.copy()
+        one(logits, GREEDY, banned=frozenset({1}))
+        assert (logits == CLEAR).all()
+
+
+class TestBans:
+    def test_a_banned_token_is_never_drawn(self) -> None:
+        assert set(many(CLEAR, Sampling(temperature=5.0), banned=frozenset({1, 3}))) == {0, 2, 4}
+
+    @pytest.mark.parametrize(
+        "sampling", [GREEDY, Sampling(), Sampling(temperature=1e6), Sampling(top_k=1), Sampling(top_p=0.01)]
+    )
+    def test_the_only_token_left_is_drawn(self, sampling: Sampling) -> None:
+        assert one(CLEAR, sampling, banned=frozenset({0, 1, 3, 4})) == 2
+
+    def test_ids_beyond_the_vocabulary_ban_nothing(self) -> None:
+        assert one(CLEAR, GREEDY, banned=frozenset({5, 10_000, -1})) == 1
+
+    def test_everything_banned_is_our_own_mistake(self) -> None:
+        with pytest.raises(AssertionError):
+            one(CLEAR, GREEDY, banned=frozenset(range(5)))
+
+
+class TestTemperature:
+    @pytest.mark.parametrize("temperature", [1e-4, 1e-12, 1e-300, 5e-324])
+    @pytest.mark.parametrize("top_p", [1.0, 0.9])
+    def test_a_tiny_one_is_greedy(self, temperature: float, top_p: float) -> None:
+        assert set(many(CLEAR, Sampling(temperature=temperature, top_p=top_p))) == {1}
+
+    def test_a_tiny_one_is_greedy_with_huge_logits(self) -> None:
+        logits = np.array([-3e38, 3e38, 2e38], dtype=np.float32)
+        assert one(logits, Sampling(temperature=5e-324)) == 1
+
+    def test_a_huge_one_draws_evenly(self) -> None:
+        counts = many(CLEAR, Sampling(temperature=1e6), count=2000)
+        assert sum((counts[token] - 400) ** 2 / 400 for token in range(5)) < 18.5  # 0.1 %, 4 degrees of freedom
+
+    @pytest.mark.parametrize("shift", [-1e4, 1e4])
+    def test_a_shift_of_all_logits_changes_nothing(self, shift: float) -> None:
+        sampling = Sampling(seed=3)
+        shifted = CLEAR + np.float32(shift)
+        assert [one(shifted, sampling, position=p) for p in range(50)] == [one(CLEAR, sampling, position=p) for p in range(50)]
+
+
+class TestCutting:
+    def test_top_k_keeps_the_best(self) -> None:
+        assert set(many(CLEAR, Sampling(temperature=5.0, top_k=2))) == {1, 4}
+
+    def test_top_k_breaks_ties_by_the_lower_id(self) -> None:
+        assert set(many(np.ones(6, dtype=np.float32), Sampling(top_k=3))) == {0, 1, 2}
+
+    @pytest.mark.parametrize("top_k", [0, 5, 10**9])
+    def test_top_k_of_nothing_or_everything_is_off(self, top_k: int) -> None:
+        assert set(many(CLEAR, Sampling(temperature=5.0, top_k=top_k))) == {0, 1, 2, 3, 4}
+
+    @pytest.mark.parametrize(
+        ("top_p", "kept"), [(0.0, {0}), (0.3, {0}), (0.45, {0, 1}), (0.75, {0, 1, 2}), (0.95, {0, 1, 2, 3})]
+    )
+    def test_top_p_keeps_the_fewest_that_reach_it(self, top_p: float, kept: set[int]) -> None:
+        logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
+        assert set(many(logits, Sampling(top_p=top_p))) == kept
+
+    def test_top_p_breaks_ties_by_the_lower_id(self) -> None:
+        assert set(many(np.ones(8, dtype=np.float32), Sampling(top_p=0.3))) == {0, 1, 2}
+
+    def test_top_p_counts_what_top_k_left(self) -> None:
+        logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
+        assert set(many(logits, Sampling(top_k=2, top_p=0.55))) == {0}
+
+    def test_top_p_counts_after_the_temperature(self) -> None:
+        logits = np.log(np.array([0.6, 0.3, 0.1], dtype=np.float32))
+        assert set(many(logits, Sampling(top_p=0.55, temperature=4.0))) == {0, 1}
+
+    def test_min_p_is_relative_to_the_best(self) -> None:
+        logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
+        assert set(many(logits, Sampling(min_p=0.6))) == {0, 1}
+
+    def test_min_p_of_one_keeps_the_best(self) -> None:
+        assert set(many(CLEAR, Sampling(min_p=1.0))) == {1}
+
+
+class TestNoise:
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (Draw(0, 0, Sampling(seed=1)), Draw(0, 0, Sampling(seed=2))),
+            (Draw(0, 0, Sampling(seed=1)), Draw(1, 0, Sampling(seed=1))),
+            (Draw(0, 0, Sampling(seed=1)), Draw(0, 1, Sampling(seed=1))),
+        ],
+        ids=["seed", "choice", "position"],
+    )
+    def test_each_part_of_its_key_matters(self, first: Draw, second: Draw) -> None:
+        even = np.zeros(100_000, dtype=np.float32)
+        assert draw(even, first) != draw(even, second)
+
+    def test_the_same_key_draws_the_same(self) -> None:
+        even = np.zeros(100_000, dtype=np.float32)
+        assert one(even, Sampling(seed=9), position=4) == one(even, Sampling(seed=9), position=4)
+
+    def test_some_draws_are_fixed_for_ever(self) -> None:
+        assert [one(np.zeros(50_000, dtype=np.float32), Sampling(seed=7), position=p) for p in range(4)] == FIXED
+
+
+class TestFrequencies:
+    """Counts of many draws against probabilities: chi-square below its 0.1 % point. The draws are fixed: it never flickers."""
+
+    logits = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], dtype=np.float32))
+
+    @pytest.mark.parametrize(
+        ("sampling", "expected"),
+        [
+            (Sampling(), [0.5, 0.25, 0.15, 0.07, 0.03]),
+            (Sampling(temperature=0.5), [0.7331, 0.1833, 0.0660, 0.0144, 0.0026]),
+            (Sampling(top_k=3), [5 / 9, 2.5 / 9, 1.5 / 9, 0, 0]),
+            (Sampling(top_p=0.7), [2 / 3, 1 / 3, 0, 0, 0]),
+            (Sampling(min_p=0.2), [5 / 9, 2.5 / 9, 1.5 / 9, 0, 0]),
+        ],
+        ids=["plain", "temperature", "top k", "top p", "min p"],
+    )
+    def test_over_positions(self, sampling: Sampling, expected: list[float]) -> None:
+        assert self.distance(many(self.logits, replace(sampling, seed=11), count=5000), expected) < 18.5
+
+    def test_over_seeds(self) -> None:
+        counts = Counter(one(self.logits, Sampling(seed=seed)) for seed in range(5000))
+        assert self.distance(counts, [0.5, 0.25, 0.15, 0.07, 0.03]) < 18.5
+
+    def test_over_choices(self) -> None:
+        counts = Counter(draw(self.logits, Draw(choice, 0, Sampling(seed=1))) for choice in range(5000))
+        assert self.distance(counts, [0.5, 0.25, 0.15, 0.07, 0.03]) < 18.5
+
+    @staticmethod
+    def distance(counts: Counter[int], expected: list[float]) -> float:
+        total = counts.total()
+        return sum((counts[token] - total * share) ** 2 / (total * share) for token, share in enumerate(expected) if share > 0)
