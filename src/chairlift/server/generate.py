@@ -1,0 +1,136 @@
+"""From requests to pieces of text: submits choices to the engine, follows their streams, and turns tokens into text.
+
+Knows the engine's client and `text`; knows neither HTTP nor the shape of any answer.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from chairlift.core.errors import Refused
+from chairlift.core.types import Request
+from chairlift.engine.client import Delta, EngineClient, Stream
+from chairlift.server.openai.errors import SHOWN_CHARS, ApiError, from_refusal, internal, unavailable
+from chairlift.text.answer import Answer
+from chairlift.text.tokenizer import Tokenizer
+
+Ending = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One text that is wanted. `lead` goes before it (an echoed prompt), and is no part of what stop strings are sought in."""
+
+    index: int
+    request: Request
+    lead: str = ""
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+class Piece(NamedTuple):
+    """What is new of one choice. `tokens` counts its answer so far, `cached` its prompt tokens that came out of the cache.
+
+    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or the stop token, if one ended it.
+    """
+
+    index: int
+    text: str
+    tokens: int
+    cached: int
+    finish: Ending | None = None
+    stop_reason: int | str | None = None
+
+
+Emit = Callable[[Piece], Awaitable[None]]
+
+
+class Run:
+    """Choices that the engine has accepted, all of them. `follow` once."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, running: Sequence[tuple[Choice, Stream]]) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._running = running
+
+    async def follow(self, emit: Emit) -> None:
+        """Hands every piece to `emit`, in order within a choice, as they come over all. Raises `ApiError` if one ends badly."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice, stream in self._running:
+                    group.create_task(self._follow(choice, stream, emit))
+        except ExceptionGroup as group:
+            raise _cause(group) from None
+
+    async def _follow(self, choice: Choice, stream: Stream, emit: Emit) -> None:
+        writer = _Writer(choice, self._tokenizer)
+        async for delta in stream:
+            piece = writer.take(delta)
+            if writer.ended_by_text:
+                self._client.finish(choice.request.id)
+            await emit(piece)
+            if piece.finish is not None:
+                return
+
+
+def _cause(group: ExceptionGroup[Exception]) -> Exception:
+    """An answer for the client if there is one, otherwise our own mistake."""
+    return next((error for error in group.exceptions if isinstance(error, ApiError)), group.exceptions[0])
+
+
+@asynccontextmanager
+async def submitted(client: EngineClient, tokenizer: Tokenizer, choices: Sequence[Choice]) -> AsyncIterator[Run]:
+    """Submits all choices, or none: raises `ApiError` if one is refused. Leaving the block ends whatever still runs."""
+    async with AsyncExitStack() as stack:
+        try:
+            streams = [await stack.enter_async_context(client.submit(choice.request)) for choice in choices]
+        except Refused as refusal:
+            raise from_refusal(refusal) from None
+        yield Run(client, tokenizer, list(zip(choices, streams, strict=True)))
+
+
+class _Writer:
+    """Turns the deltas of one choice into pieces."""
+
+    def __init__(self, choice: Choice, tokenizer: Tokenizer) -> None:
+        self._choice = choice
+        self._lead = choice.lead
+        self._cached = 0
+        self._answer = Answer(
+            tokenizer,
+            stops=choice.stops,
+            include_stop=choice.include_stop,
+            skip_special_tokens=choice.skip_special_tokens,
+            min_tokens=choice.request.stopping.min_tokens,
+        )
+
+    @property
+    def ended_by_text(self) -> bool:
+        return self._answer.stopped is not None
+
+    def take(self, delta: Delta) -> Piece:
+        if delta.finish == "error":
+            raise internal(str(delta.stop_reason)[:SHOWN_CHARS])
+        if delta.finish == "abort":
+            raise unavailable(str(delta.stop_reason or "the request was aborted")[:SHOWN_CHARS])
+        answer = self._answer
+        self._cached = max(self._cached, delta.cached)
+        # The token that ended an answer is counted, and belongs to its text no more than a stop string does.
+        silent = delta.finish == "stop" and not self._choice.include_stop
+        text = self._take_lead() + answer.feed(delta.tokens[:-1] if silent else delta.tokens)
+        if answer.stopped is not None:
+            return self._piece(text, answer.tokens, "stop", answer.stopped)
+        if delta.finish is None:
+            return self._piece(text, answer.tokens)
+        reason = delta.stop_reason if delta.finish == "stop" else None
+        return self._piece(text + answer.finish(), answer.tokens + silent, delta.finish, reason)
+
+    def _take_lead(self) -> str:
+        lead, self._lead = self._lead, ""
+        return lead
+
+    def _piece(self, text: str, tokens: int, finish: Ending | None = None, stop_reason: int | str | None = None) -> Piece:
+        return Piece(self._choice.index, text, tokens, self._cached, finish, stop_reason)

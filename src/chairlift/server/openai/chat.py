@@ -1,0 +1,62 @@
+"""POST /v1/chat/completions. Knows the shape of a chat answer; how it is made and sent is told elsewhere."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from chairlift.server.body import read_object
+from chairlift.server.generate import Piece
+from chairlift.server.openai import schema
+from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model, request_name
+from chairlift.server.openai.prompts import tokenised_chat
+from chairlift.server.openai.stream import Reply
+from chairlift.server.service import Service
+
+
+class ChatForm:
+    """The choices of a chat answer."""
+
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Sent with the first output of the engine, so that clients see the time to the first token."""
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+
+    def part(self, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        choice: dict[str, Any] = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
+        if piece.finish is not None:
+            choice["stop_reason"] = piece.stop_reason
+        return choice
+
+    def complete(self, text: str, last: Piece) -> dict[str, Any]:
+        return {
+            "index": last.index,
+            "message": {"role": "assistant", "content": text, "refusal": None, "tool_calls": []},
+            "logprobs": None,
+            "finish_reason": last.finish,
+            "stop_reason": last.stop_reason,
+        }
+
+
+async def chat_completions(service: Service, request: Request) -> ASGIApp:
+    """Answers a conversation, streamed or not."""
+    arrival = service.client.now()
+    fields = await read_object(request, max_bytes=service.settings.max_body_bytes)
+    body = schema.validate(schema.ChatBody, fields)
+    named_model(service, body.model)
+    tokens = await asyncio.to_thread(tokenised_chat, service, body)
+    job = make_job(
+        service,
+        body,
+        ChatForm(),
+        [Prompt(tokens)],
+        id=f"chatcmpl-{body.request_id or request_name(request, service.world)}",
+        arrival=arrival,
+        wanted=Wanted(body.longest_answer),
+        param="messages",
+    )
+    return Reply(job, service.client, service.tokenizer, keep_alive_s=service.settings.sse_keep_alive_s)

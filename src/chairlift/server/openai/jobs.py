@@ -1,0 +1,151 @@
+"""From tokens to a job: limits, sampling, stopping, and names. Knows the service; not how an answer is shaped or sent."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request as HttpRequest
+
+from chairlift.core.types import Request, Sampling, Stopping
+from chairlift.server.generate import Choice
+from chairlift.server.openai.errors import ApiError, bad_request, unknown_model
+from chairlift.server.openai.prompts import check_ids
+from chairlift.server.openai.schema import REQUEST_ID, GenerationBody
+from chairlift.server.openai.stream import Form, Job
+from chairlift.server.service import Service, World
+from chairlift.text.tokenizer import Tokenizer
+
+FRESH_SEED = -1
+"""A seed that asks for none, as in vLLM."""
+SEEDS = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens of one choice's prompt, and what is echoed before its answer."""
+
+    tokens: list[int]
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The longest answer: what the client `asked` for, or else the `default`, cut to what fits (None: all that fits)."""
+
+    asked: int | None
+    default: int | None = None
+
+
+def named_model(service: Service, model: str | None) -> str:
+    """The name to answer with: the one that was asked for, or the first. Raises `ApiError` 404 for one that is not served."""
+    if model is None:
+        return service.names[0]
+    if model not in service.names:
+        raise unknown_model(service.names)
+    return model
+
+
+def request_name(request: HttpRequest, world: World) -> str:
+    """What the client calls this request in `X-Request-Id`, or a new name if that is missing or unfit for a header."""
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else world.token()
+
+
+def make_job(
+    service: Service,
+    body: GenerationBody,
+    form: Form,
+    prompts: Sequence[Prompt],
+    *,
+    id: str,  # noqa: A002 (the name on the wire)
+    arrival: float,
+    wanted: Wanted,
+    param: str,
+) -> Job:
+    """One choice for every prompt. Raises `ApiError` 400 if one cannot fit (`param` is the field that prompts came from).
+
+    The engine's own ids are new each time, so two requests that were given the same id do not meet.
+    """
+    model = named_model(service, body.model)
+    choices = tuple(
+        Choice(
+            index=index,
+            request=_request(service, body, prompt.tokens, f"{id}-{index}-{service.world.token()}", arrival, wanted, param),
+            lead=prompt.echo,
+            stops=tuple(body.stop or ()),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+    return Job(
+        id=id,
+        model=model,
+        created=int(service.world.now()),
+        fingerprint=service.fingerprint,
+        form=form,
+        choices=choices,
+        prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
+        stream=bool(body.stream),
+        usage_at_end=body.usage_at_end,
+        usage_always=body.usage_always,
+    )
+
+
+def _request(
+    service: Service, body: GenerationBody, prompt: list[int], name: str, arrival: float, wanted: Wanted, param: str
+) -> Request:
+    max_tokens = _answer_room(service, len(prompt), wanted, param)
+    return Request(
+        id=name,
+        prompt=tuple(prompt),
+        stopping=_stopping(service.tokenizer, body, max_tokens),
+        sampling=_sampling(service, body),
+        arrival=arrival,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def _answer_room(service: Service, prompt_len: int, wanted: Wanted, param: str) -> int:
+    longest = service.client.longest
+    room = longest - prompt_len
+    if prompt_len == 0:
+        raise bad_request("the prompt is empty: it has no tokens", param=param)
+    if room < 1:
+        raise _too_long(service, f"the prompt has {prompt_len} tokens, which leaves no room for an answer", param)
+    if wanted.asked is None:
+        return room if wanted.default is None else min(room, wanted.default)
+    if wanted.asked > room:
+        raise _too_long(service, f"the prompt has {prompt_len} tokens and the answer may have {wanted.asked}", param)
+    return wanted.asked
+
+
+def _too_long(service: Service, what: str, param: str) -> ApiError:
+    longest, config = service.client.longest, service.client.config
+    limit = "the context of this model" if longest == config.max_model_len else "the whole KV cache of this server"
+    return bad_request(f"{what}; {limit} is {longest} tokens", param=param)
+
+
+def _stopping(tokenizer: Tokenizer, body: GenerationBody, max_tokens: int) -> Stopping:
+    stop_ids = body.stop_token_ids or []
+    check_ids(tokenizer, stop_ids, "stop_token_ids")
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(f"`min_tokens` must not be more than the {max_tokens} tokens of the answer", param="min_tokens")
+    eos = frozenset[int]() if body.ignore_eos else frozenset(tokenizer.eos_ids)
+    return Stopping(max_tokens, min_tokens, eos, frozenset(stop_ids))
+
+
+def _sampling(service: Service, body: GenerationBody) -> Sampling:
+    defaults = service.defaults
+    seed = body.seed if body.seed is not None and body.seed != FRESH_SEED else service.world.seed()
+    return Sampling(
+        temperature=_or_default(body.temperature, defaults, "temperature", 1.0),
+        top_k=max(0, int(_or_default(body.top_k, defaults, "top_k", 0))),
+        top_p=_or_default(body.top_p, defaults, "top_p", 1.0),
+        min_p=_or_default(body.min_p, defaults, "min_p", 0.0),
+        seed=seed % SEEDS,
+    )
+
+
+def _or_default(value: float | None, defaults: Mapping[str, float], name: str, otherwise: float) -> float:
+    return float(defaults.get(name, otherwise) if value is None else value)

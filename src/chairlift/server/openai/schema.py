@@ -1,0 +1,371 @@
+"""The bodies of the API: which fields there are, their types and ranges. Knows no model, no tokens, and no limits of ours.
+
+Types are strict: true is no integer, "5" is no number, 1.5 is no count. An explicit null means "not given". Fields that
+nobody knows are accepted and ignored, as clients send many; a field that would change the answer and that is not served yet
+is an error which names it, unless it stands at its neutral value (`UNSUPPORTED`).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from chairlift.server.openai.errors import bad_request, from_validation
+
+MAX_STOPS = 32
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_SALT_CHARS = 128
+SEED_RANGE = (-(2**63), 2**64 - 1)
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""What a client may choose as (part of) the id of its request: it comes back in the body and in a header."""
+
+ANY_BOOL = (False, True)
+NONE = ()
+"""Neutral only as null."""
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    # Sampling
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "repetition_detection": ({},),
+    "thinking_token_budget": NONE,
+    # Probabilities
+    "top_logprobs": (0,),
+    "prompt_logprobs": NONE,
+    "logprob_token_ids": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "return_prompt_text": (False,),
+    # Form of the answer
+    "response_format": ({"type": "text"}, {}),
+    "structured_outputs": ({},),
+    "guided_json": NONE,
+    "guided_regex": NONE,
+    "guided_choice": ([],),
+    "guided_grammar": NONE,
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": ANY_BOOL,  # without tools it says nothing
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": ([], ["text"]),
+    "audio": ({},),
+    "web_search_options": NONE,
+    "stream_interval": (1,),
+    "spaces_between_special_tokens": (True,),
+    # Prompt
+    "suffix": ("",),
+    "prompt_embeds": ([],),
+    "truncate_prompt_tokens": NONE,
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": ({},),
+    # Scheduling and transfer
+    "priority": (0,),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
+}
+"""Fields that are not served yet, with the values at which they say nothing. Null is neutral for all of them."""
+
+
+def refuse_unsupported(body: Mapping[str, Any], *, more: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises `ApiError` 400 for the first field that asks for what is not there. `more` goes before `UNSUPPORTED`."""
+    for name, value in body.items():
+        neutral = more.get(name, UNSUPPORTED.get(name))
+        if neutral is None or value is None or _among(value, neutral):
+            continue
+        raise bad_request(f"`{name}` is not supported yet{_instead(neutral)}", param=name)
+
+
+def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # By type as well: in Python True equals 1, in JSON it does not.
+    return any(type(value) is type(candidate) and value == candidate for candidate in neutral)
+
+
+def _instead(neutral: tuple[Any, ...]) -> str:
+    if not neutral:
+        return ": leave it out"
+    return f": leave it out, or send {json.dumps(neutral[0])}"
+
+
+# Types of single fields
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _stops(value: list[str] | None) -> list[str] | None:
+    if value is None:
+        return None
+    if len(value) > MAX_STOPS:
+        raise ValueError(f"may have at most {MAX_STOPS} strings")
+    if not all(value):
+        raise ValueError("must not contain an empty string")
+    if any(len(stop) > MAX_STOP_CHARS for stop in value):
+        raise ValueError(f"must not contain a string of more than {MAX_STOP_CHARS} characters")
+    return value
+
+
+def _seed(value: int) -> int:
+    low, high = SEED_RANGE
+    if not low <= value <= high:
+        raise ValueError(f"must be between {low} and {high}")
+    return value
+
+
+def _salt(value: str) -> str:
+    if not 0 < len(value) <= MAX_SALT_CHARS:
+        raise ValueError(f"must have 1 to {MAX_SALT_CHARS} characters")
+    if any(character in value for character in "@/\\\0"):
+        raise ValueError("must not contain @, /, \\ or NUL")
+    return value
+
+
+def _request_id(value: str) -> str:
+    if not REQUEST_ID.fullmatch(value):
+        raise ValueError("must consist of 1 to 128 letters, digits, and any of . _ : -")
+    return value
+
+
+def _tokens(value: Any) -> list[int]:
+    """A list of token ids. Checked by hand, as a prompt may have a hundred thousand of them."""
+    ids = cast("list[Any]", value)
+    if not all(type(token) is int for token in ids):
+        raise ValueError("should hold token ids as integers")
+    return ids
+
+
+def _token_list(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError("should be a list of token ids")
+    return _tokens(value)
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One prompt or several, text or token ids, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("should be a string, a list of strings, a list of token ids, or a list of such lists")
+    items = cast("list[Any]", value)
+    if not items:
+        raise ValueError("must not be empty")
+    if all(isinstance(item, str) for item in items):
+        return items
+    if all(isinstance(item, list) for item in items):
+        return [_tokens(item) for item in items]
+    return [_tokens(items)]
+
+
+def _content(value: Any) -> Any:
+    """Parts of text are joined without anything in between, so that what the client wrote is what the model reads."""
+    if not isinstance(value, list):
+        return value
+    parts = cast("list[Any]", value)
+    if len(parts) > MAX_PARTS:
+        raise ValueError(f"may have at most {MAX_PARTS} parts")
+    return "".join(_part(part) for part in parts)
+
+
+def _part(value: Any) -> str:
+    part = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if part.get("type") not in ("text", "input_text", "output_text"):
+        raise ValueError("has a part that is not of type `text`: only text is supported")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ValueError("has a part of type `text` without a string `text`")
+    return text
+
+
+STRICT = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class Function(BaseModel):
+    """The function that an earlier answer called; `arguments` is JSON text, and templates get the object that it stands for."""
+
+    model_config = STRICT
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+    @field_validator("arguments", mode="after")
+    @classmethod
+    def _object(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
+        if isinstance(value, dict) or not value:
+            return value
+        try:
+            parsed: Any = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("must be JSON text") from None
+        return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else value
+
+
+class ToolCall(BaseModel):
+    """A tool call of an earlier answer."""
+
+    model_config = STRICT
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(BaseModel):
+    """One turn of a conversation. Only an assistant's content may be null."""
+
+    model_config = STRICT
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _said_something(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise ValueError("needs `content`")
+        return self
+
+
+class StreamOptions(BaseModel):
+    """`include_usage` adds a last chunk with usage; with `continuous_usage_stats` every chunk has it as well."""
+
+    model_config = STRICT
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(BaseModel):
+    """What both ways of asking for text have in common. None means "not given": the defaults are the model's or ours."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, AfterValidator(_seed)] | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_listed), AfterValidator(_stops)] = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, AfterValidator(_salt)] | None = None
+    request_id: Annotated[str, AfterValidator(_request_id)] | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("`stream_options` is allowed only with `stream`: true")
+        return self
+
+    @property
+    def usage_at_end(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_always(self) -> bool:
+        return self.usage_at_end and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions. `max_completion_tokens` goes before the older `max_tokens`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"logprobs": (False,), "echo": (False,)}
+
+    @property
+    def longest_answer(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions. Every prompt is one choice of the answer."""
+
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
+    echo: bool | None = None
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"logprobs": NONE}
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a prompt, or messages as a chat request would have them."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template": NONE, "chat_template_kwargs": ({},)}
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either `prompt` or `messages`")
+        return self
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    tokens: Annotated[list[int], PlainValidator(_token_list)]
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+
+Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+
+
+def validate(kind: type[Body], body: Mapping[str, Any]) -> Body:
+    """The body as a `kind`. Raises `ApiError` 400 that names the field at fault."""
+    refuse_unsupported(body, more=kind.NEUTRAL)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None

@@ -1,0 +1,237 @@
+"""How an answer goes out: as one JSON body, or as server-sent events while it is being made. The only place that knows SSE.
+
+Both ways follow the same pieces of the same run; the shape of a choice comes from `chat` or `completions`.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from chairlift.engine.client import EngineClient
+from chairlift.server.connection import while_connected
+from chairlift.server.generate import Choice, Piece, Run, submitted
+from chairlift.server.openai.errors import ApiError, internal
+from chairlift.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Form(Protocol):
+    """The shape of one way of asking. A method returns an element of `choices`, or None if there is nothing to say."""
+
+    @property
+    def whole(self) -> str:
+        """The `object` of a complete answer."""
+        ...
+
+    @property
+    def chunk(self) -> str:
+        """The `object` of an event."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None: ...
+    def part(self, piece: Piece) -> dict[str, Any]: ...
+    def complete(self, text: str, last: Piece) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, ready to be run and answered."""
+
+    id: str
+    model: str
+    created: int
+    fingerprint: str
+    form: Form
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    stream: bool = False
+    usage_at_end: bool = False
+    usage_always: bool = False
+
+
+class Usage:
+    """Counts the tokens of all choices of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._prompt = job.prompt_tokens
+        self._answers: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
+
+    def note(self, piece: Piece) -> None:
+        self._answers[piece.index] = piece.tokens
+        self._cached[piece.index] = piece.cached
+
+    def value(self) -> dict[str, Any]:
+        answers = sum(self._answers.values())
+        return {
+            "prompt_tokens": self._prompt,
+            "total_tokens": self._prompt + answers,
+            "completion_tokens": answers,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
+
+
+class Reply:
+    """The ASGI answer to a job. Whatever happens to the connection, nothing keeps running in the engine afterwards."""
+
+    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, *, keep_alive_s: float) -> None:
+        self._job = job
+        self._client = client
+        self._tokenizer = tokenizer
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with submitted(self._client, self._tokenizer, self._job.choices) as run:
+                if self._job.stream:
+                    await _stream(self._job, run, _Events(send), self._keep_alive_s)
+                    return
+                body = await _collect(self._job, run)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        raw = msgspec.json.encode(body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": raw})
+
+
+async def _collect(job: Job, run: Run) -> dict[str, Any]:
+    texts: dict[int, list[str]] = {choice.index: [] for choice in job.choices}
+    last: dict[int, Piece] = {}
+    usage = Usage(job)
+
+    async def take(piece: Piece) -> None:
+        texts[piece.index].append(piece.text)
+        last[piece.index] = piece
+        usage.note(piece)
+
+    await run.follow(take)
+    return {
+        "id": job.id,
+        "object": job.form.whole,
+        "created": job.created,
+        "model": job.model,
+        "choices": [job.form.complete("".join(texts[index]), last[index]) for index in sorted(texts)],
+        "system_fingerprint": job.fingerprint,
+        "usage": usage.value(),
+    }
+
+
+async def _stream(job: Job, run: Run, events: "_Events", keep_alive_s: float) -> None:
+    """From here on the status is sent: whatever goes wrong becomes an event, and the stream ends with `[DONE]`."""
+    await events.start()
+    chunks = _Chunks(job, events)
+    try:
+        async with _keeping_alive(events, keep_alive_s):
+            await run.follow(chunks.take)
+        await chunks.end()
+    except ApiError as error:
+        await events.send(error.body())
+    except Exception:
+        log.exception("the stream of %s failed", job.id)
+        await events.send(internal().body())
+    await events.end()
+
+
+class _Chunks:
+    """Makes events of pieces."""
+
+    def __init__(self, job: Job, events: "_Events") -> None:
+        self._job = job
+        self._events = events
+        self._usage = Usage(job)
+        self._opened: set[int] = set()
+
+    async def take(self, piece: Piece) -> None:
+        form = self._job.form
+        self._usage.note(piece)
+        if piece.index not in self._opened:
+            self._opened.add(piece.index)
+            opening = form.opening(piece.index)
+            if opening is not None:
+                await self._send([opening])
+        if piece.text or piece.finish:
+            await self._send([form.part(piece)], last=piece.finish is not None)
+
+    async def end(self) -> None:
+        if self._job.usage_at_end:
+            await self._send([], usage=True)
+
+    async def _send(self, choices: list[dict[str, Any]], *, last: bool = False, usage: bool = False) -> None:
+        job = self._job
+        chunk: dict[str, Any] = {
+            "id": job.id,
+            "object": job.form.chunk,
+            "created": job.created,
+            "model": job.model,
+            "choices": choices,
+        }
+        if last:
+            chunk["system_fingerprint"] = job.fingerprint
+        if usage or job.usage_always:
+            chunk["usage"] = self._usage.value()
+        await self._events.send(chunk)
+
+
+class _Events:
+    """Writes server-sent events, one at a time, and knows when it last did."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._turn = asyncio.Lock()
+        self.sent = 0
+
+    async def start(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+
+    async def send(self, value: dict[str, Any]) -> None:
+        await self.write(b"data: %b\n\n" % msgspec.json.encode(value))
+
+    async def write(self, raw: bytes) -> None:
+        async with self._turn:
+            self.sent += 1
+            await self._send({"type": "http.response.body", "body": raw, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": DONE})
+
+
+@asynccontextmanager
+async def _keeping_alive(events: _Events, interval_s: float) -> AsyncIterator[None]:
+    """Sends a comment whenever nothing else was sent for one to two intervals."""
+    if interval_s <= 0:
+        yield
+        return
+    keeper = asyncio.create_task(_keep_alive(events, interval_s))
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        await asyncio.wait((keeper,))
+
+
+async def _keep_alive(events: _Events, interval_s: float) -> None:
+    while True:
+        before = events.sent
+        await asyncio.sleep(interval_s)
+        if events.sent == before:
+            await events.write(KEEP_ALIVE)
