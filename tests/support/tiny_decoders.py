@@ -49,6 +49,7 @@ VARIANTS: dict[str, Description] = {
     "another epsilon": replace(PLAIN, norm_eps=0.01),
     "linear rope": replace(PLAIN, layers=(Layer(Rope(10_000.0, linear=4.0)),) * 2),
     "llama 3 rope": replace(PLAIN, layers=(Layer(LLAMA3),) * 2),
+    "rope with factors": replace(PLAIN, layers=(Layer(Rope(100.0, factors=(1.0, 2.0, 16.0))),) * 2),
     "window of one": replace(PLAIN, layers=(Layer(SLOW, window=1), Layer(FAST))),
     "window": replace(PLAIN, layers=(Layer(SLOW, window=3), Layer(FAST), Layer(SLOW, window=5))),
     "everything": replace(
@@ -158,7 +159,8 @@ def _naive_rotation(rope: Rope, vector: NDArray[np.float64], position: int) -> N
     half = len(vector) // 2
     turned = vector.copy()
     for i in range(half):
-        angle = position * _naive_frequency(rope, rope.theta ** (-i / half)) / rope.linear
+        factor = rope.factors[i] if rope.factors else 1.0
+        angle = position * _naive_frequency(rope, rope.theta ** (-i / half)) / rope.linear / factor
         pair = complex(vector[i], vector[i + half]) * complex(math.cos(angle), math.sin(angle))
         turned[i], turned[i + half] = pair.real, pair.imag
     return turned

@@ -24,6 +24,8 @@ def frequencies(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     turning = rope.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.llama3 is not None:
         turning = turning * _llama3(turning, rope.llama3)
+    if rope.factors is not None:
+        turning = turning / np.array(rope.factors)
     return turning / rope.linear
 
 
