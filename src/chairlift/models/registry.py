@@ -1,17 +1,86 @@
 """From what the user typed to a model: a file, a folder, a known name, a repository, or made-up weights."""
 
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.core.errors import ModelError
 from chairlift.models.description import Model
+from chairlift.models.dummy import PREFIX, load_dummy
+from chairlift.models.fetch import KNOWN, Downloader, Pip, Progress, cache_dir, cached_path, fetch
+from chairlift.models.folder import load_folder
 from chairlift.models.gguf_model import load_gguf
+from chairlift.models.hub import SPEC, Hub, HuggingFace, fetch_repository
 
 
-def load(spec: str) -> Model:
-    """Opens the model that `spec` names. ModelError says in one line why that is not possible."""
-    path = Path(spec)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"{spec}: there is no such file")
-        return load_gguf(path, name=path.stem)
-    raise ModelError(f"{spec}: no such model")
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where models come from: the cache folder, who is told of progress, and who goes to the package index and to the hub."""
+
+    cache: Path
+    progress: Progress
+    downloader: Downloader
+    hub: Hub
+
+
+def user_sources(environ: Mapping[str, str], progress: Progress) -> Sources:
+    """The sources of whoever runs this program: their cache, their pip configuration, their Hugging Face account."""
+    return Sources(cache_dir(environ), progress, Pip((sys.executable,), environ), HuggingFace())
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A known model and, if it is in the cache, how many bytes it takes there."""
+
+    name: str
+    about: str
+    licence: str
+    path: Path
+    bytes: int | None
+
+
+def load(spec: str, sources: Sources) -> Model:
+    """Opens the model that `spec` names, after fetching it if need be; no tensor is read yet.
+
+    A spec is a known name, the path of a GGUF file or of a Hugging Face folder, `org/name[:QUANT]` on Hugging Face, or
+    `dummy:PRESET`. ModelError says in one line why it cannot be used.
+    """
+    if spec.startswith(PREFIX):
+        return load_dummy(spec)
+    path = resolve(spec, sources)
+    return load_folder(path, name=_name(spec)) if path.is_dir() else load_gguf(path, name=_name(spec))
+
+
+def resolve(spec: str, sources: Sources) -> Path:
+    """The GGUF file or the folder that a spec names, fetched if need be. ModelError if there is none."""
+    if spec in KNOWN:
+        return fetch(KNOWN[spec], cache=sources.cache, progress=sources.progress, downloader=sources.downloader)
+    path = Path(spec).expanduser()
+    if path.exists():
+        return path
+    if spec.endswith(".gguf") or spec.startswith(("/", "./", "../", "~")):
+        raise ModelError(f"{spec}: there is no such file or folder")
+    match = SPEC.fullmatch(spec)
+    if match is None:
+        raise ModelError(
+            f"{spec!r:.80} is no known model ({', '.join(KNOWN)}), no file or folder, and no org/name or dummy:PRESET"
+        )
+    return fetch_repository(match["repo"], match["quant"], sources.hub)
+
+
+def cached(cache: Path) -> list[Cached]:
+    """All known models, and which of them are in the cache."""
+    return [
+        Cached(known.name, known.about, known.licence, path, path.stat().st_size if path.is_file() else None)
+        for known in KNOWN.values()
+        for path in (cached_path(known, cache),)
+    ]
+
+
+def _name(spec: str) -> str:
+    """What the model is called: a known name or a repository as it was typed, a path by its last part."""
+    path = Path(spec).expanduser()
+    if spec in KNOWN or not path.exists():
+        return spec
+    return path.resolve().name.removesuffix(".gguf")

@@ -1,0 +1,210 @@
+"""A model out of a Hugging Face folder: configuration, safetensors, `tokenizer.json`, chat templates. Opens no network."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.core.errors import ModelError
+from chairlift.core.types import TokenizerSource
+from chairlift.models.architectures import from_config, hf_names
+from chairlift.models.description import Description, Model
+from chairlift.models.fields import Fields
+from chairlift.models.layout import check_layout
+from chairlift.models.safetensors import TensorFiles, open_safetensors
+
+MAX_TEXT = 1 << 28
+"""Bytes of a text file that are read at most; the largest `tokenizer.json` are some 40 MB."""
+MAX_SHARDS = 1000
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_COMPUTED = "rotary_emb.inv_freq"
+"""Old checkpoints carry rotary frequencies, which anyone can compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWeights:
+    """The tensors of a checkpoint by our names. `offset_norms`: norm weights are stored less 1, as Gemma does."""
+
+    files: TensorFiles
+    names: Mapping[str, str]
+    offset_norms: bool
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        values = self.files.float32(self.names[name])
+        return values + np.float32(1) if self.offset_norms and name.endswith("norm") else values
+
+
+def load_folder(folder: Path, *, name: str) -> Model:
+    """A model out of a folder. Tensors are not read yet; ModelError, in one line, if the folder cannot be used."""
+    config = read_json(folder / "config.json")
+    description = from_config(config)
+    settings = _optional_json(folder / "generation_config.json")
+    tokenizer = _tokenizer(folder, config, settings)
+    files = open_safetensors(_weight_files(folder))
+    try:
+        names, shapes = hf_names(description), {key: stored.shape for key, stored in files.tensors.items()}
+        check_layout(description, names, shapes, ignored=_ignored(files, description))
+    except ModelError as error:
+        files.close()
+        raise ModelError(f"{folder}: {error}") from None
+    return Model(
+        name=name,
+        description=description,
+        weights=FolderWeights(files, names, offset_norms=description.sandwich),
+        tokenizer=tokenizer,
+        defaults=_defaults(Fields(settings, "generation_config.json")),
+        quantization=_dtype(files),
+        close=files.close,
+    )
+
+
+def read_json(path: Path) -> Mapping[str, object]:
+    """A JSON object from a file. ModelError if there is none."""
+    return parse_json(_read_text(path), str(path))
+
+
+def parse_json(text: str, where: str) -> Mapping[str, object]:
+    """A JSON object out of a text. ModelError, naming `where`, if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ModelError(f"{where}: not valid JSON") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{where}: not a JSON object")
+    return value
+
+
+def _optional_json(path: Path) -> Mapping[str, object]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT + 1)
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent}: {path.name} is missing") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_TEXT:
+        raise ModelError(f"{path}: longer than {MAX_TEXT:,} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ModelError(f"{path}: not UTF-8") from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        return [folder / name for name in shard_names(read_json(folder / INDEX))]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelError(f"{folder}: only safetensors are read, and this folder has pickled weights: convert them first")
+    raise ModelError(f"{folder}: {SINGLE} is missing")
+
+
+def shard_names(index: Mapping[str, object]) -> list[str]:
+    """The files that an index of shards names, each once. They must lie beside it."""
+    weight_map = Fields(index, INDEX).group("weight_map")
+    names = sorted({weight_map.text(key) for key in weight_map.values})
+    if not 1 <= len(names) <= MAX_SHARDS:
+        raise ModelError(f"{INDEX}: names {len(names):,} files, 1 to {MAX_SHARDS:,} are possible")
+    for name in names:
+        if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            raise ModelError(f"{INDEX}: {name!r:.80} is no safetensors file beside it")
+    return names
+
+
+def _ignored(files: TensorFiles, description: Description) -> list[str]:
+    """Tensors that may be there and are not used: a tied head is the embedding matrix, whatever else a file has."""
+    return [name for name in files.tensors if name.endswith(_COMPUTED) or (description.tied and name == "lm_head.weight")]
+
+
+def _dtype(files: TensorFiles) -> str:
+    counts = Counter[str]()
+    for tensor in files.tensors.values():
+        counts[tensor.dtype] += tensor.elements
+    return counts.most_common(1)[0][0]
+
+
+def _defaults(settings: Fields) -> Mapping[str, float]:
+    return {key: settings.number(key) for key in SAMPLING if settings.has(key)}
+
+
+def _tokenizer(folder: Path, config: Mapping[str, object], settings: Mapping[str, object]) -> TokenizerSource:
+    text = _read_text(folder / "tokenizer.json")
+    ids = _TokenIds(parse_json(text, str(folder / "tokenizer.json")))
+    about = Fields(_optional_json(folder / "tokenizer_config.json"), "tokenizer_config.json")
+    ends = [
+        *_ids(Fields(settings, "generation_config.json"), "eos_token_id"),
+        *_ids(Fields(config, "config.json"), "eos_token_id"),
+    ]
+    named = ids.of(about, "eos_token")
+    begin = ids.of(about, "bos_token")
+    return TokenizerSource(
+        kind="json",
+        json=text,
+        bos_id=begin if begin is not None else Fields(config, "config.json").integer_or("bos_token_id", None),
+        unk_id=ids.of(about, "unk_token"),
+        pad_id=ids.of(about, "pad_token"),
+        eos_ids=tuple(dict.fromkeys(ends if named is None else [*ends, named])),
+        add_bos=about.flag_or("add_bos_token", None),
+        add_eos=about.flag_or("add_eos_token", None),
+        templates=_templates(folder, about),
+    )
+
+
+def _ids(fields: Fields, key: str) -> tuple[int, ...]:
+    return fields.integers(key) if fields.has(key) else ()
+
+
+class _TokenIds:
+    """The ids of the tokens in a parsed `tokenizer.json`."""
+
+    def __init__(self, tokenizer: Mapping[str, object]) -> None:
+        self.tokenizer = tokenizer
+
+    def of(self, about: Fields, key: str) -> int | None:
+        """The id of the token that `tokenizer_config.json` names under `key`, as a text or as an object with `content`."""
+        value = about.values.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        return self._find(text) if isinstance(text, str) else None
+
+    def _find(self, text: str) -> int | None:
+        added = self.tokenizer.get("added_tokens")
+        for token in added if isinstance(added, list) else ():
+            if isinstance(token, dict) and token.get("content") == text and isinstance(token.get("id"), int):
+                return token["id"]
+        vocab = Fields(self.tokenizer, "tokenizer.json").group("model").values.get("vocab")
+        if isinstance(vocab, dict):
+            found = vocab.get(text)
+            return found if isinstance(found, int) else None
+        return None
+
+
+def _templates(folder: Path, about: Fields) -> Mapping[str, str]:
+    """Chat templates by name. A file of its own beats `tokenizer_config.json`, as it does for transformers."""
+    templates: dict[str, str] = {}
+    value = about.values.get("chat_template")
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        for entry in value:
+            if not isinstance(entry, dict):
+                raise ModelError("tokenizer_config.json: chat_template must be a text or a list of named ones")
+            named = Fields(entry, "tokenizer_config.json: chat_template")
+            templates[named.text("name")] = named.text("template")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    if (folder / "chat_template.jinja").is_file():
+        templates["default"] = _read_text(folder / "chat_template.jinja")
+    elif "default" not in templates and (folder / "chat_template.json").is_file():
+        templates["default"] = Fields(read_json(folder / "chat_template.json"), "chat_template.json").text("chat_template")
+    return templates
