@@ -1,0 +1,87 @@
+"""`chairlift check`: whether a model can be served here, what it is and what it takes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from chairlift.cli import options
+
+if TYPE_CHECKING:
+    from chairlift.compose import Fit
+    from chairlift.models.description import Model
+
+
+def check(
+    model: options.Model = "smollm2",
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = 64,
+    block_size: options.BlockSize = 16,
+    kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    json: options.Json = None,
+) -> None:
+    """Say what a model is, what memory it takes, and how many requests fit; exit code 1 with the reason if it cannot be served.
+
+    Fetches a known model that is not here yet, and verifies its file. The weights are not loaded.
+    """
+    from chairlift import compose
+    from chairlift.cli.loading import sources, user_console
+    from chairlift.cli.report import write_json
+    from chairlift.models import registry
+    from chairlift.text import tokenizer
+
+    asked = compose.EngineOptions(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+    )
+    opened = registry.load(model, sources(user_console()))
+    tokenizer.build(opened.tokenizer)
+    figures = _figures(opened, compose.fit(opened.description, asked, free_bytes=compose.free_memory()))
+    if json is not None:
+        write_json(json, figures)
+    if json != Path("-"):
+        for line in _lines(figures):
+            typer.echo(line)
+
+
+def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
+    from chairlift.compose import EXECUTOR, parameter_count
+
+    description = model.description
+    return {
+        "model": model.name,
+        "architecture": description.architecture,
+        "parameters": parameter_count(description),
+        "quantization": model.quantization,
+        "layers": len(description.layers),
+        "vocabulary": description.vocab,
+        "context": description.context,
+        "max_model_len": fit.config.max_model_len,
+        "tokenizer": model.tokenizer.kind,
+        "chat_template": bool(model.tokenizer.templates),
+        "executor": EXECUTOR,
+        "weight_bytes": fit.weight_bytes,
+        "kv_bytes": fit.kv.kv_bytes,
+        "kv_blocks": fit.config.num_blocks,
+        "kv_tokens": fit.kv_tokens,
+        "full_contexts": round(fit.full_contexts, 1),
+    }
+
+
+def _lines(figures: dict[str, Any]) -> list[str]:
+    from chairlift.compose import gib
+
+    shrunk = f", {figures['max_model_len']:,} of them in use" if figures["max_model_len"] < figures["context"] else ""
+    blocks = f"{figures['kv_blocks']:,} blocks, {figures['kv_tokens']:,} tokens, {figures['full_contexts']} full contexts"
+    return [
+        f"{figures['model']} can be served",
+        f"  architecture   {figures['architecture']}, {figures['layers']} layers, vocabulary of {figures['vocabulary']:,}",
+        f"  parameters     {figures['parameters'] / 1e6:,.1f} million, mostly {figures['quantization']}",
+        f"  context        {figures['context']:,} tokens{shrunk}",
+        f"  tokenizer      {figures['tokenizer']}, {'with a' if figures['chat_template'] else 'no'} chat template",
+        f"  executor       {figures['executor']}",
+        f"  weights        {gib(figures['weight_bytes'])} in memory",
+        f"  KV cache       {gib(figures['kv_bytes'])}: {blocks}",
+    ]

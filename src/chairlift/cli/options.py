@@ -1,0 +1,102 @@
+"""Flags that several commands have, and how their values are read. Names are those of vLLM, so that habits carry over."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_NUMBER = re.compile(r"(\d{1,18})(\.\d{1,9})?([kmgtKMGT]?)")
+
+
+def count(value: str | int) -> int:
+    """A number as people write it: 4096, 32k (32,000), 32K (32,768), 1.5g, 2G. BadParameter for anything else."""
+    match = _NUMBER.fullmatch(str(value).strip())
+    if match is None:
+        raise typer.BadParameter(f"{value!r} is not a number like 4096, 32k (thousands) or 2G (powers of 1024)")
+    whole, fraction, suffix = match.groups(default="")
+    factor = _SUFFIXES.get(suffix, 1)
+    numerator, denominator = int(whole + fraction[1:]) * factor, 10 ** max(0, len(fraction) - 1)
+    if numerator % denominator:
+        raise typer.BadParameter(f"{value!r} is not a whole number")
+    return numerator // denominator
+
+
+ENGINE, SAMPLING = "Engine", "Sampling"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A known name (see `chairlift models`), a .gguf file, a Hugging Face folder, org/name[:QUANT] or dummy:tiny.",
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        parser=count,
+        metavar="TOKENS",
+        help="Longest prompt and answer together; accepts 32k. Default: the model's context, or what fits into memory.",
+        rich_help_panel=ENGINE,
+    ),
+]
+KvCacheMemoryBytes = Annotated[
+    int | None,
+    typer.Option(
+        parser=count,
+        metavar="BYTES",
+        help="Memory for keys and values; accepts 2G. Default: a quarter of what is free, or less if less is of use.",
+        rich_help_panel=ENGINE,
+    ),
+]
+BlockSize = Annotated[
+    int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.", rich_help_panel=ENGINE)
+]
+MaxNumSeqs = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.", rich_help_panel=ENGINE)
+]
+ChatTemplateFile = Annotated[
+    Path | None,
+    typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),
+]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file as JSON; - is the terminal.")
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Most tokens of an answer. Default: what the context has room for."),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="T",
+        help="0 always takes the likeliest token. Default: what the model recommends, or 0.7.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, metavar="P", help="Draw from the likeliest tokens of this share.", rich_help_panel=SAMPLING),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="K", help="Draw from the K likeliest tokens; 0: from all.", rich_help_panel=SAMPLING),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, metavar="P", help="Leave out tokens below this part of the likeliest.", rich_help_panel=SAMPLING
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="The same seed gives the same answer. Default: a fresh one.", rich_help_panel=SAMPLING
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="End the answer before this text; may be given several times."),
+]

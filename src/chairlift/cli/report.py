@@ -1,0 +1,21 @@
+"""Writes the figures of a command for programs to read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from chairlift.core.errors import ConfigError
+
+
+def write_json(path: Path, figures: dict[str, Any] | list[dict[str, Any]]) -> None:
+    """`-` is standard output. ConfigError if the file cannot be written."""
+    text = json.dumps(figures, indent=2, ensure_ascii=False)
+    if path == Path("-"):
+        typer.echo(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None

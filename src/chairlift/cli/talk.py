@@ -1,0 +1,136 @@
+"""Talks to an engine in this process: prompts in, text out, for the commands without a server. Knows no terminal."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from chairlift.compose import Engine
+from chairlift.core.errors import ModelError
+from chairlift.core.types import Finish, Request, Sampling, Stopping
+from chairlift.engine.client import EngineClient
+from chairlift.text.answer import Answer
+from chairlift.text.template import encode_chat
+
+SEED_BITS = 64
+DEFAULT_TEMPERATURE = 0.7
+"""For models whose files recommend none."""
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How answers are to be drawn and where they end. None: what the model recommends."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+
+    def sampling(self, defaults: Mapping[str, float], seed: int) -> Sampling:
+        """`seed` is used if none is wished."""
+
+        def pick(wish: float | None, name: str, otherwise: float) -> float:
+            return defaults.get(name, otherwise) if wish is None else wish
+
+        return Sampling(
+            temperature=pick(self.temperature, "temperature", DEFAULT_TEMPERATURE),
+            top_p=pick(self.top_p, "top_p", 1.0),
+            top_k=int(pick(self.top_k, "top_k", 0)),
+            min_p=pick(self.min_p, "min_p", 0.0),
+            seed=seed if self.seed is None else self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer that has ended, with its figures. `first_s` is the time to the first token, `total_s` to the last."""
+
+    text: str
+    finish: Finish
+    prompt_tokens: int
+    tokens: int
+    cached: int
+    first_s: float
+    total_s: float
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate after the first token; None if there is only one."""
+        return (self.tokens - 1) / (self.total_s - self.first_s) if self.tokens > 1 and self.total_s > self.first_s else None
+
+
+class Talker:
+    """One engine and its client. Make it on the event loop that asks."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        wishes: Wishes,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        self._engine = engine
+        self._wishes = wishes
+        self._client = EngineClient(engine.fit.config, engine.executor)
+        self._clock = clock
+        self._randbits = randbits
+        self._asked = 0
+
+    def chat_prompt(self, messages: Messages) -> list[int]:
+        """The tokens of a conversation, ready for the assistant's turn. TemplateError if the model cannot chat."""
+        return encode_chat(self._engine.tokenizer, self._engine.template.render(messages))
+
+    def plain_prompt(self, text: str) -> list[int]:
+        return self._engine.tokenizer.encode(text)
+
+    async def ask(self, prompt: list[int], say: Callable[[str], None]) -> Said:
+        """Hands text to `say` as it comes. Raises NeverFits for a prompt that is too long, ModelError if the engine fails.
+
+        Cancelling it ends the answer and frees its memory.
+        """
+        request = self._request(prompt)
+        answer = Answer(self._engine.tokenizer, stops=self._wishes.stops)
+        began = self._clock()
+        first, cached, finish = None, 0, None
+        parts: list[str] = []
+        async with self._client.submit(request) as stream:
+            async for delta in stream:
+                if delta.finish in ("error", "abort"):
+                    raise ModelError(str(delta.stop_reason))
+                first = first or self._clock()
+                cached, finish = max(cached, delta.cached), delta.finish
+                # The token that ended the answer is no part of its text.
+                text = answer.feed(delta.tokens[:-1] if finish == "stop" else delta.tokens)
+                if finish is not None and answer.stopped is None:
+                    text += answer.finish()
+                parts.append(text)
+                say(text)
+                if answer.stopped is not None:
+                    finish = "stop"
+                    break
+        ended = self._clock()
+        assert finish is not None
+        return Said("".join(parts), finish, len(prompt), answer.tokens, cached, (first or ended) - began, ended - began)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _request(self, prompt: list[int]) -> Request:
+        self._asked += 1
+        tokenizer, wishes = self._engine.tokenizer, self._wishes
+        return Request(
+            id=f"talk-{self._asked}",
+            prompt=tuple(prompt),
+            stopping=Stopping(
+                max_tokens=wishes.max_tokens or max(1, self._client.longest - len(prompt)),
+                eos_ids=frozenset(tokenizer.eos_ids),
+            ),
+            sampling=wishes.sampling(self._engine.model.defaults, self._randbits(SEED_BITS)),
+            arrival=self._client.now(),
+        )
