@@ -97,7 +97,7 @@ def _middleware(settings: Settings, world: World) -> list[Middleware]:
     return layers
 
 
-async def _router_said(request: Request, error: Exception) -> Response:
+async def _router_said(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return from_status(error.status_code, error.headers).response()
 

@@ -4,7 +4,7 @@ Knows the engine's client and `text`; knows neither HTTP nor the shape of any an
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -32,12 +32,13 @@ class Choice:
 
 
 class Piece(NamedTuple):
-    """What is new of one choice. `tokens` counts its answer so far, `cached` its prompt tokens that came out of the cache.
+    """What is new of the choice with this index.
 
-    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or the stop token, if one ended it.
+    `tokens` counts its answer so far, `cached` its prompt tokens that came out of the cache.
+    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it.
     """
 
-    index: int
+    choice: int
     text: str
     tokens: int
     cached: int
@@ -82,7 +83,7 @@ def _cause(group: ExceptionGroup[Exception]) -> Exception:
 
 
 @asynccontextmanager
-async def submitted(client: EngineClient, tokenizer: Tokenizer, choices: Sequence[Choice]) -> AsyncIterator[Run]:
+async def submitted(client: EngineClient, tokenizer: Tokenizer, choices: Sequence[Choice]) -> AsyncGenerator[Run]:
     """Submits all choices, or none: raises `ApiError` if one is refused. Leaving the block ends whatever still runs."""
     async with AsyncExitStack() as stack:
         try:

@@ -8,13 +8,13 @@ from chairlift import __version__
 from chairlift.server.service import Service, State
 
 
-async def health(state: State, request: Request) -> ASGIApp:
+async def health(state: State, _request: Request) -> ASGIApp:
     """200 and empty if requests would be served; 503 while loading, draining, and once the engine has stalled or failed."""
     trouble = state.trouble()
     return Response() if trouble is None else trouble.response()
 
 
-async def version(state: State, request: Request) -> ASGIApp:
+async def version(_state: State, _request: Request) -> ASGIApp:
     return JSONResponse({"version": __version__})
 
 

@@ -2,19 +2,33 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from chairlift.engine.client import EngineClient
 from chairlift.server.openai.errors import ApiError, unavailable
 from chairlift.server.settings import Settings
-from chairlift.text.template import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
 
 SEED_BITS = 64
 BYTES_PER_CHARACTER = 4
 """UTF-8's longest: a tokenizer that normalises its input may make one byte of so many."""
+
+
+class Template(Protocol):
+    """Renders messages as the model expects them; see `text.template`. Raises TemplateError."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> str: ...
 
 
 class Exposition(Protocol):
@@ -48,7 +62,7 @@ class Service:
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: Template
     client: EngineClient
     metrics: Exposition
     created: int

@@ -27,14 +27,14 @@ class ChatForm:
 
     def part(self, piece: Piece) -> dict[str, Any]:
         delta = {"content": piece.text} if piece.text else {}
-        choice: dict[str, Any] = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
+        choice: dict[str, Any] = {"index": piece.choice, "delta": delta, "finish_reason": piece.finish}
         if piece.finish is not None:
             choice["stop_reason"] = piece.stop_reason
         return choice
 
     def complete(self, text: str, last: Piece) -> dict[str, Any]:
         return {
-            "index": last.index,
+            "index": last.choice,
             "message": {"role": "assistant", "content": text, "refusal": None, "tool_calls": []},
             "logprobs": None,
             "finish_reason": last.finish,

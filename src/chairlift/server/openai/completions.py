@@ -24,7 +24,7 @@ class CompletionForm:
     whole = "text_completion"
     chunk = "text_completion"
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, _index: int) -> dict[str, Any] | None:
         return None
 
     def part(self, piece: Piece) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class CompletionForm:
 
     def complete(self, text: str, last: Piece) -> dict[str, Any]:
         return {
-            "index": last.index,
+            "index": last.choice,
             "text": text,
             "logprobs": None,
             "finish_reason": last.finish,

@@ -10,7 +10,7 @@ from chairlift.server.openai.errors import unknown_model
 from chairlift.server.service import Service
 
 
-async def list_models(service: Service, request: Request) -> ASGIApp:
+async def list_models(service: Service, _request: Request) -> ASGIApp:
     """All names, the model's own first."""
     return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
 

@@ -5,7 +5,7 @@ Both ways follow the same pieces of the same run; the shape of a choice comes fr
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-STREAM_HEADERS = [
+STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
-]
+)
 
 
 class Form(Protocol):
@@ -43,7 +43,7 @@ class Form(Protocol):
         """The `object` of an event."""
         ...
 
-    def opening(self, index: int) -> dict[str, Any] | None: ...
+    def opening(self, index: int, /) -> dict[str, Any] | None: ...
     def part(self, piece: Piece) -> dict[str, Any]: ...
     def complete(self, text: str, last: Piece) -> dict[str, Any]: ...
 
@@ -73,8 +73,8 @@ class Usage:
         self._cached: dict[int, int] = {}
 
     def note(self, piece: Piece) -> None:
-        self._answers[piece.index] = piece.tokens
-        self._cached[piece.index] = piece.cached
+        self._answers[piece.choice] = piece.tokens
+        self._cached[piece.choice] = piece.cached
 
     def value(self) -> dict[str, Any]:
         answers = sum(self._answers.values())
@@ -120,8 +120,8 @@ async def _collect(job: Job, run: Run) -> dict[str, Any]:
     usage = Usage(job)
 
     async def take(piece: Piece) -> None:
-        texts[piece.index].append(piece.text)
-        last[piece.index] = piece
+        texts[piece.choice].append(piece.text)
+        last[piece.choice] = piece
         usage.note(piece)
 
     await run.follow(take)
@@ -164,9 +164,9 @@ class _Chunks:
     async def take(self, piece: Piece) -> None:
         form = self._job.form
         self._usage.note(piece)
-        if piece.index not in self._opened:
-            self._opened.add(piece.index)
-            opening = form.opening(piece.index)
+        if piece.choice not in self._opened:
+            self._opened.add(piece.choice)
+            opening = form.opening(piece.choice)
             if opening is not None:
                 await self._send([opening])
         if piece.text or piece.finish:
@@ -201,7 +201,7 @@ class _Events:
         self.sent = 0
 
     async def start(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
 
     async def send(self, value: dict[str, Any]) -> None:
         await self.write(b"data: %b\n\n" % msgspec.json.encode(value))
@@ -216,7 +216,7 @@ class _Events:
 
 
 @asynccontextmanager
-async def _keeping_alive(events: _Events, interval_s: float) -> AsyncIterator[None]:
+async def _keeping_alive(events: _Events, interval_s: float) -> AsyncGenerator[None]:
     """Sends a comment whenever nothing else was sent for one to two intervals."""
     if interval_s <= 0:
         yield
