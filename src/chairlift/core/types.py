@@ -75,6 +75,7 @@ class Sequence:
         "number",
         "place",
         "preemptions",
+        "prompt_len",
         "request",
         "started",
         "tokens",
@@ -86,6 +87,7 @@ class Sequence:
         self.number = number
         """Its place in the order in which requests came; it decides where everything else is equal."""
         self.tokens = array("i", request.prompt)
+        self.prompt_len = len(request.prompt)
         self.computed = 0
         self.blocks = array("i")
         self.cached = 0
@@ -99,17 +101,13 @@ class Sequence:
         self.finish: Finish | None = None
 
     @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def missing(self) -> int:
         """Tokens without keys and values. It is never 0 between steps: the last token is always to be computed."""
         return len(self.tokens) - self.computed
 
     @property
     def generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.prompt_len
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, {self.computed}/{len(self.tokens)} computed, {len(self.blocks)} blocks)"

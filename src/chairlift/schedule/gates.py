@@ -31,7 +31,8 @@ class Group:
     it takes a group when `size` requests wait or the oldest has waited for that long. Three forms make comparisons fair:
 
     - padded: like a tensor with fixed rows, every prompt is computed as long as the longest, and a finished row goes on being
-      computed until the last one ends. Padding attends to nothing, so its cost is understated rather than overstated.
+      computed until the last one ends. Padding attends to nothing and takes what the
+      step's budget has left, so its cost is understated rather than overstated.
     - compacted (`padded=False`): finished rows are dropped from the computation, but their places stay closed.
     - `by_length`: the group is the oldest request and those whose expected length is nearest to its own, so that there is less
       to pad. The oldest is always in it, so nobody starves.
@@ -69,13 +70,13 @@ class Group:
             return []
         rows: list[Work] = []
         for member in self._members.values():
-            # A finished row costs one token in every step, whatever the budget: it is a place of the batch like all others.
-            count = 1 if member.finish else min(self._owed[member.id], budget)
-            if count:
-                rows.append(Work(member.id, len(member.tokens), array("i", bytes(4 * count)), array("i"), pad=True))
-                budget -= count
-                if not member.finish:
-                    self._owed[member.id] -= count
+            count = min(1 if member.finish else self._owed[member.id], budget)
+            if count == 0:
+                continue
+            rows.append(Work(member.id, len(member.tokens), array("i", bytes(4 * count)), array("i"), pad=True))
+            budget -= count
+            if not member.finish:
+                self._owed[member.id] -= count
         return rows
 
     def observe(self, finished: list[Sequence]) -> None:

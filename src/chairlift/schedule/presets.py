@@ -34,4 +34,9 @@ def preset(config: EngineConfig) -> Policy:
     """The policy that the configuration names."""
     if config.preset not in GATES:
         raise ConfigError(f"there is no preset {config.preset!r}; there are {', '.join(GATES)}")
-    return Policy(gate=GATES[config.preset](config), order=Ranked(arrival), split=Chunked(), headroom=Optimistic())
+    return Policy(
+        gate=GATES[config.preset](config),
+        order=Ranked(arrival),
+        split=Chunked(floor=max(1, config.max_num_batched_tokens // 8)),
+        headroom=Optimistic(),
+    )

@@ -63,7 +63,7 @@ class Scheduler:
         self._policy.gate.observe(self._finished)
         self._finished.clear()
         budget = self.config.max_num_batched_tokens
-        grants, preempted = self._go_on(budget, behind=self._candidate(now) is not None)
+        grants, preempted = self._go_on(budget, behind=self._somebody_fits(now))
         budget -= sum(count for _, count in grants)
         if not preempted:  # memory that was just taken from one is not given to another
             budget -= self._get_on(grants, budget, now)
@@ -159,8 +159,7 @@ class Scheduler:
         while spent < budget and (sequence := self._candidate(now)) is not None:
             if not self._admit(sequence):
                 break
-            behind = self._candidate(now) is not None
-            count = self._policy.split.chunk(sequence.missing, budget - spent, behind=behind)
+            count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
             grants.append((sequence, count))
             spent += count
         return spent
@@ -171,19 +170,31 @@ class Scheduler:
             return None
         return self._policy.gate.next(self._queue, self.running, now)
 
+    def _somebody_fits(self, now: float) -> bool:
+        """A waiting request would be admitted now, if tokens were left for it."""
+        sequence = self._candidate(now)
+        return sequence is not None and self._fits(sequence, self._match(sequence))
+
     def _admit(self, sequence: Sequence) -> bool:
         """Gives the sequence blocks for all tokens that it has, shared ones first; False if memory does not allow it."""
-        match = self.index.match(sequence.tokens, sequence.request.cache_salt)
-        fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
-        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
-        if not self._policy.headroom.admits(sequence, fresh + revived, self.pool, self.running):
+        match = self._match(sequence)
+        if not self._fits(sequence, match):
             return False
         self._queue.remove(sequence)
         insort(self.running, sequence, key=self._queue.rank)
         self._share(sequence, match)
-        self._take(sequence, fresh)
+        self._take(sequence, self._blocks(len(sequence.tokens)) - len(match.blocks))
         self._note_first_admission(sequence)
         return True
+
+    def _match(self, sequence: Sequence) -> Match:
+        return self.index.match(sequence.tokens, sequence.request.cache_salt)
+
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Memory allows for all tokens that the sequence has. Shared blocks cost nothing, unless they are free now."""
+        fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
+        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
+        return self._policy.headroom.admits(sequence, fresh + revived, self.pool, self.running)
 
     def _note_first_admission(self, sequence: Sequence) -> None:
         """Hits of a resumed sequence are its own earlier work, and no news to anybody."""

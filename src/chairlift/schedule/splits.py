@@ -11,7 +11,7 @@ class Chunked:
     overtakes a long one that came before it, and the rest of the budget is not scattered over many small chunks.
     """
 
-    def __init__(self, *, floor: int = 64) -> None:
+    def __init__(self, *, floor: int) -> None:
         self.floor = floor
 
     def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
@@ -23,12 +23,16 @@ class Chunked:
             elif budget:
                 shares.append((sequence, 1))
                 budget -= 1
+        chunks: list[int] = []
         for position, sequence in enumerate(prompts, start=1):
-            count = self.chunk(sequence.missing, budget, behind=behind or position < len(prompts))
-            if count == 0:
-                break
-            shares.append((sequence, count))
-            budget -= count
+            chunks.append(self.chunk(sequence.missing, budget, behind=behind or position < len(prompts)))
+            budget -= chunks[-1]
+        for sequence, count in zip(prompts, chunks, strict=True):
+            # What was kept for those behind and not needed goes back to the first, unless somebody may still get on.
+            more = 0 if behind else min(sequence.missing - count, budget)
+            budget -= more
+            if count + more:
+                shares.append((sequence, count + more))
         return shares
 
     def chunk(self, missing: int, budget: int, *, behind: bool) -> int:

@@ -5,15 +5,13 @@ from chairlift.core.types import Finish, Sequence, Stopping
 
 def ending(sequence: Sequence) -> tuple[Finish, int | None] | None:
     """How the last token ends the sequence: the finish and, for a stop token, its id as the reason."""
-    stopping, last = sequence.request.stopping, sequence.tokens[-1]
-    if sequence.generated >= stopping.min_tokens:
+    stopping, last, generated = sequence.request.stopping, sequence.tokens[-1], sequence.generated
+    if generated >= stopping.min_tokens:
         if last in stopping.eos_ids:
             return "stop", None
         if last in stopping.stop_ids:
             return "stop", last
-    if sequence.generated >= stopping.max_tokens:
-        return "length", None
-    return None
+    return ("length", None) if generated >= stopping.max_tokens else None
 
 
 def banned(stopping: Stopping, position: int) -> frozenset[int]:

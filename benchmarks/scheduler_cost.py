@@ -1,0 +1,60 @@
+"""What a scheduling decision costs: `schedule` and `commit` with 64 running sequences of about 1,000 tokens, no model behind.
+
+Run it alone on an idle machine: `python benchmarks/scheduler_cost.py`.
+"""
+
+import argparse
+import statistics
+import time
+
+from chairlift.core.config import EngineConfig
+from chairlift.core.types import Plan, Request, Result, Row, Sampling, Stopping
+from chairlift.schedule.presets import preset
+from chairlift.schedule.scheduler import Scheduler
+
+
+def results(plan: Plan) -> Result:
+    return Result(plan.step, tuple(Row(work.seq_id, (7,)) for work in plan.work if work.draws))
+
+
+def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
+    began = time.perf_counter()
+    plan = scheduler.schedule(0.0)
+    planned = time.perf_counter()
+    result = results(plan)
+    executed = time.perf_counter()
+    scheduler.commit(plan, result)
+    scheduler.drain()
+    return planned - began + time.perf_counter() - executed, plan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=1000, help="tokens")
+    parser.add_argument("--waiting", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+
+    context = options.prompt + options.steps + 10
+    config = EngineConfig(
+        max_model_len=context,
+        num_blocks=(options.sequences + 2) * (context // 16 + 1),
+        max_num_seqs=options.sequences,
+        max_num_batched_tokens=4096,
+    )
+    scheduler = Scheduler(config, preset(config))
+    for number in range(options.sequences + options.waiting):
+        prompt = tuple(range(number, number + options.prompt))
+        scheduler.add(Request(str(number), prompt, Stopping(options.steps + 1), Sampling(temperature=0.0), float(number)))
+    while timed_step(scheduler)[1].tokens != options.sequences:
+        pass
+    times = sorted(timed_step(scheduler)[0] for _ in range(options.steps // 2))
+    print(
+        f"schedule + commit, {options.sequences} running, {options.waiting} waiting:"
+        f" median {statistics.median(times) * 1e3:.3f} ms, p90 {times[int(len(times) * 0.9)] * 1e3:.3f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

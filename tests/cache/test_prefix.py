@@ -1,0 +1,94 @@
+"""The prefix index: what hits, what must never hit, and a comparison with a slow twin."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.cache.prefix import NoPrefixIndex, PrefixIndex
+
+
+def enter(index: PrefixIndex, tokens: list[int], blocks: list[int], salt: str = "", size: int = 2) -> None:
+    place: int | str = salt
+    for number, block in enumerate(blocks):
+        place = index.add(place, array("i", tokens[number * size : (number + 1) * size]), block)
+
+
+def hit(index: PrefixIndex, tokens: list[int], salt: str = "") -> list[int]:
+    return index.match(array("i", tokens), salt).blocks
+
+
+def test_a_known_prefix_is_found():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    assert hit(index, [1, 2, 3, 4, 5]) == [7, 8]
+
+
+def test_a_hit_never_covers_the_last_token():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    assert hit(index, [1, 2, 3, 4]) == [7]
+
+
+def test_equal_blocks_after_different_beginnings_do_not_match():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    assert hit(index, [9, 9, 3, 4, 5]) == []
+
+
+def test_another_salt_never_hits():
+    index = PrefixIndex(2)
+    enter(index, [1, 2], [7], salt="x")
+    assert (hit(index, [1, 2, 3], "y"), hit(index, [1, 2, 3]), hit(index, [1, 2, 3], "x")) == ([], [], [7])
+
+
+def test_an_evicted_block_is_not_found_and_hides_what_is_below_it():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    index.forget(7)
+    assert hit(index, [1, 2, 3, 4, 5]) == []
+
+
+def test_children_of_an_evicted_block_stay_out_of_reach_when_its_place_is_filled_again():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    index.forget(7)
+    enter(index, [1, 2], [5])
+    assert hit(index, [1, 2, 3, 4, 5]) == [5]
+
+
+def test_the_first_of_two_equal_blocks_stays():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    enter(index, [1, 2, 5, 6], [3, 4])
+    assert hit(index, [1, 2, 5, 6, 0]) == [7, 4]
+    assert 3 not in index
+
+
+def test_switched_off_it_learns_nothing():
+    index = NoPrefixIndex(2)
+    enter(index, [1, 2], [7])
+    assert hit(index, [1, 2, 3]) == []
+
+
+@given(
+    prompts=st.lists(st.tuples(st.sampled_from(["", "s"]), st.lists(st.integers(0, 1), min_size=1, max_size=9)), max_size=6),
+    wanted=st.tuples(st.sampled_from(["", "s"]), st.lists(st.integers(0, 1), min_size=1, max_size=9)),
+)
+def test_it_equals_a_list_of_whole_prefixes(prompts: list[tuple[str, list[int]]], wanted: tuple[str, list[int]]):
+    index, known, block = PrefixIndex(2), {}, 0
+    for salt, tokens in prompts:
+        full = len(tokens) // 2
+        enter(index, tokens, list(range(block, block + full)), salt)
+        for end in range(1, full + 1):
+            known.setdefault((salt, tuple(tokens[: 2 * end])), block + end - 1)
+        block += full
+    salt, tokens = wanted
+    expected: list[int] = []
+    for end in range(2, len(tokens), 2):
+        if (salt, tuple(tokens[:end])) not in known:
+            break
+        expected.append(known[salt, tuple(tokens[:end])])
+    assert hit(index, tokens, salt) == expected

@@ -1,0 +1,201 @@
+"""What must hold whatever is asked of the scheduler: a state machine over add, abort and step, and invariance of all texts.
+
+The executor of these tests writes a token that depends on the whole prefix, read back through the block table out of a shadow
+KV store: a wrong block, position, chunk or hit changes a text or fails at once.
+"""
+
+from typing import Any
+
+from engines import NEXT, config
+from executors import ShadowExecutor, solo
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from virtual import Ride, request
+
+from chairlift.core.errors import NeverFits
+from chairlift.core.events import Step
+from chairlift.core.types import Request, Stopping
+from chairlift.engine.core import EngineCore
+from chairlift.schedule import door
+from chairlift.schedule.presets import GATES
+
+VOCAB = 50
+EOS = 3
+
+# Few different tokens, so that prefixes are shared often; small pools, so that memory is short often.
+PROMPTS = st.one_of(
+    st.lists(st.integers(0, 1), min_size=1, max_size=30),
+    st.builds(
+        lambda length, tail: [0, 1] * length + tail, st.integers(0, 10), st.lists(st.integers(0, 9), min_size=1, max_size=6)
+    ),
+)
+STOPPINGS = st.builds(
+    lambda most, least, eos: Stopping(most, min(least, most), frozenset({EOS}) if eos else frozenset()),
+    st.integers(1, 24),
+    st.integers(0, 6),
+    st.booleans(),
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    seqs = draw(st.integers(1, 6))
+    size = draw(st.integers(1, 5))
+    blocks = draw(st.integers(max(2, 34 // size), 80 // size))
+    return {
+        "block_size": size,
+        "num_blocks": blocks,
+        "max_model_len": min(blocks * size, 60),
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": draw(st.integers(seqs, 40)),
+        "enable_prefix_caching": draw(st.booleans()),
+        "preset": draw(st.sampled_from(["continuous", "continuous", "continuous", *GATES])),
+        "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
+    }
+
+
+def engine(**changes: Any) -> Ride:
+    settled = config(**changes)
+    return Ride(EngineCore(settled, ShadowExecutor(settled.num_blocks, settled.block_size, NEXT)))
+
+
+def fits(candidate: Request, ride: Ride) -> bool:
+    try:
+        door.check(candidate, ride.core.scheduler.config)
+    except NeverFits:
+        return False
+    return True
+
+
+def expected(one: Request) -> tuple[int, ...]:
+    """The text of the request alone, by definition: `solo` with the stopping rules applied."""
+    limits, out = one.stopping, []
+    for position in range(limits.max_tokens):
+        token = NEXT((*one.prompt, *out))
+        while position < limits.min_tokens and token in limits.eos_ids:
+            token += 1
+        out.append(token)
+        if len(out) >= limits.min_tokens and token in limits.eos_ids:
+            break
+    return tuple(out)
+
+
+def check_work_is_conserved(ride: Ride, step: Step) -> None:
+    """No step leaves a waiting request that gate, places, blocks and budget would admit.
+
+    Order is kept: whoever is first and does not fit holds up those behind. Padding is work that the gate asked for.
+    """
+    scheduler = ride.core.scheduler
+    if step.plan.preempted or len(scheduler.running) >= scheduler.config.max_num_seqs:
+        return
+    if step.plan.tokens >= scheduler.config.max_num_batched_tokens:
+        return
+    first = scheduler._candidate(step.now)
+    assert first is None or not scheduler._fits(first, scheduler._match(first)), f"{first} could have been admitted"
+
+
+class WatchedExecutor(ShadowExecutor):
+    """Looks at the scheduler right after it has decided, before anything is computed."""
+
+    ride: Ride
+
+    def launch(self, plan: Any) -> None:
+        super().launch(plan)
+        scheduler = self.ride.core.scheduler
+        step = Step(self.ride.now, plan, (), (), scheduler.snapshot())
+        check_work_is_conserved(self.ride, step)
+
+
+class SchedulingMachine(RuleBasedStateMachine):
+    """Requests come and go at random while the engine steps. Every one is answered exactly once, with its own text."""
+
+    @initialize(settings=configs())
+    def start(self, settings: dict[str, Any]) -> None:
+        settled = config(**settings)
+        executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT)
+        self.ride = Ride(EngineCore(settled, executor))
+        executor.ride = self.ride
+        self.requests: dict[str, Request] = {}
+        self.aborted: set[str] = set()
+
+    @rule(prompt=PROMPTS, stopping=STOPPINGS, salt=st.sampled_from(["", "", "s"]))
+    def add(self, prompt: list[int], stopping: Stopping, salt: str) -> None:
+        name = f"r{len(self.requests)}"
+        one = request(name, prompt, stopping=stopping, arrival=self.ride.now, cache_salt=salt)
+        if fits(one, self.ride):
+            self.requests[name] = one
+            self.ride.submit(one)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        if not self.ride.endings[name]:
+            self.aborted.add(name)
+            self.ride.end(name)
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.ride.step()
+
+    @invariant()
+    def texts_are_their_own(self) -> None:
+        for name, one in getattr(self, "requests", {}).items():
+            text = tuple(self.ride.tokens[name])
+            assert expected(one)[: len(text)] == text
+
+    def teardown(self) -> None:
+        if not hasattr(self, "ride"):
+            return
+        self.ride.run()
+        event(f"preempted: {self.ride.preemptions > 0}")
+        event(f"preset: {self.ride.core.scheduler.config.preset}")
+        assert self.ride.free_again
+        for name, one in self.requests.items():
+            assert len(self.ride.endings[name]) == 1
+            if name not in self.aborted:
+                assert tuple(self.ride.tokens[name]) == expected(one)
+
+
+SchedulingMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestScheduling = SchedulingMachine.TestCase
+
+
+@given(
+    prompts=st.lists(PROMPTS, min_size=2, max_size=7),
+    most=st.integers(1, 24),
+    first=configs(),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_schedule_changes_any_text(prompts: list[list[int]], most: int, first: dict[str, Any], data: st.DataObject):
+    """Policy, budget, chunk size, block size, preemption and prefix hits are invisible in the output."""
+    ride = engine(**first)
+    requests = [request(str(number), prompt, most, arrival=float(number)) for number, prompt in enumerate(prompts)]
+    requests = [one for one in requests if fits(one, ride)]
+    for one in requests:
+        ride.submit(one)
+        for _ in range(data.draw(st.integers(0, 3))):
+            ride.step()
+    ride.run()
+    event(f"preempted: {ride.preemptions > 0}")
+    for one in requests:
+        assert tuple(ride.tokens[one.id]) == solo(one.prompt, NEXT, most)
+        assert ride.endings[one.id] == ["length"]
+    assert ride.free_again
+
+
+@given(prompts=st.lists(st.integers(1, 30), min_size=2, max_size=6), budget=st.integers(4, 40))
+@settings(max_examples=60, deadline=None)
+def test_whoever_has_run_longest_is_never_preempted(prompts: list[int], budget: int):
+    ride = engine(num_blocks=12, block_size=3, max_model_len=36, max_num_batched_tokens=budget, max_num_seqs=4)
+    ride.submit(*(request(str(n), range(n, n + length), 36 - length, arrival=float(n)) for n, length in enumerate(prompts)))
+    for _ in range(2000):
+        oldest = min((s for s in ride.core.scheduler.running), key=lambda s: s.request.arrival, default=None)
+        step = ride.step()
+        assert oldest is None or oldest.id not in step.plan.preempted
+        if not step.plan.work:
+            break
+    assert ride.free_again
