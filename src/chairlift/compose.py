@@ -17,6 +17,7 @@ from chairlift.models import registry
 from chairlift.models.description import Description, Model
 from chairlift.models.fetch import Progress
 from chairlift.models.registry import Sources
+from chairlift.schedule import presets
 from chairlift.text import tokenizer as tokenizers
 from chairlift.text.template import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
@@ -104,9 +105,20 @@ def fit(description: Description, options: EngineOptions, *, free_bytes: int) ->
             f"weights ({gib(weight_bytes)}) and KV cache ({gib(kv.kv_bytes)}) do not fit into {gib(free_bytes)} of free"
             " memory: lower kv_cache_memory_bytes"
         )
-    config = EngineConfig(
-        max_model_len=kv.max_model_len,
-        num_blocks=kv.num_blocks,
+    config = _config(options, max_model_len=kv.max_model_len, num_blocks=kv.num_blocks)
+    return Fit(config, kv, weight_bytes, description.context)
+
+
+def check_options(options: EngineOptions) -> None:
+    """ConfigError for settings that cannot work with any model: to be found before one is fetched."""
+    least = options.max_model_len or 2
+    presets.preset(_config(options, max_model_len=least, num_blocks=least))
+
+
+def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
         block_size=options.block_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -115,7 +127,6 @@ def fit(description: Description, options: EngineOptions, *, free_bytes: int) ->
         enable_prefix_caching=options.enable_prefix_caching,
         preset=options.preset,
     )
-    return Fit(config, kv, weight_bytes, description.context)
 
 
 def load(spec: str, options: EngineOptions, *, sources: Sources, free_bytes: int, template: str | None = None) -> Engine:

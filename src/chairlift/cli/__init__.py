@@ -33,6 +33,7 @@ def _app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its boxes cut long flags off on a terminal of 80 columns
         context_settings=CONTEXT,
     )
     app.callback()(_root)

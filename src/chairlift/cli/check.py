@@ -20,9 +20,9 @@ def check(
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
     json: options.Json = None,
 ) -> None:
-    """Say what a model is, what memory it takes, and how many requests fit; exit code 1 with the reason if it cannot be served.
+    """Say what a model is and whether it fits here.
 
-    Fetches a known model that is not here yet, and verifies its file. The weights are not loaded.
+    Shows its architecture, its memory and how many requests fit; exit code 1 with the reason if it cannot be served. Fetches a known model that is not here yet, and verifies its file. The weights are not loaded.
     """
     from chairlift import compose
     from chairlift.cli.loading import sources, user_console

@@ -23,8 +23,6 @@ def count(value: str | int) -> int:
     return numerator // denominator
 
 
-ENGINE, SAMPLING = "Engine", "Sampling"
-
 Model = Annotated[
     str,
     typer.Argument(
@@ -38,7 +36,6 @@ MaxModelLen = Annotated[
         parser=count,
         metavar="TOKENS",
         help="Longest prompt and answer together; accepts 32k. Default: the model's context, or what fits into memory.",
-        rich_help_panel=ENGINE,
     ),
 ]
 KvCacheMemoryBytes = Annotated[
@@ -47,15 +44,10 @@ KvCacheMemoryBytes = Annotated[
         parser=count,
         metavar="BYTES",
         help="Memory for keys and values; accepts 2G. Default: a quarter of what is free, or less if less is of use.",
-        rich_help_panel=ENGINE,
     ),
 ]
-BlockSize = Annotated[
-    int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.", rich_help_panel=ENGINE)
-]
-MaxNumSeqs = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.", rich_help_panel=ENGINE)
-]
+BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
 ChatTemplateFile = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),
@@ -73,28 +65,23 @@ Temperature = Annotated[
         min=0,
         metavar="T",
         help="0 always takes the likeliest token. Default: what the model recommends, or 0.7.",
-        rich_help_panel=SAMPLING,
     ),
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(min=0, max=1, metavar="P", help="Draw from the likeliest tokens of this share.", rich_help_panel=SAMPLING),
+    typer.Option(min=0, max=1, metavar="P", help="Draw from the likeliest tokens of this share."),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(min=0, metavar="K", help="Draw from the K likeliest tokens; 0: from all.", rich_help_panel=SAMPLING),
+    typer.Option(min=0, metavar="K", help="Draw from the K likeliest tokens; 0: from all."),
 ]
 MinP = Annotated[
     float | None,
-    typer.Option(
-        min=0, max=1, metavar="P", help="Leave out tokens below this part of the likeliest.", rich_help_panel=SAMPLING
-    ),
+    typer.Option(min=0, max=1, metavar="P", help="Leave out tokens below this part of the likeliest."),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        min=0, metavar="N", help="The same seed gives the same answer. Default: a fresh one.", rich_help_panel=SAMPLING
-    ),
+    typer.Option(min=0, metavar="N", help="The same seed gives the same answer. Default: a fresh one."),
 ]
 Stop = Annotated[
     list[str] | None,

@@ -7,6 +7,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 PLAIN_STEPS = 4
 """Lines that a piece of work gets without a terminal."""
+PLAIN_LEAST = 64 * 2**20
+"""Bytes below which it gets only the first of them."""
 
 
 def progress(console: Console) -> "Bars | Lines":
@@ -63,7 +65,7 @@ class Lines:
 
     def advance(self, count: int) -> None:
         self._seen += count
-        step = self._seen * PLAIN_STEPS // self._total if self._total else 0
+        step = self._seen * PLAIN_STEPS // self._total if self._total >= PLAIN_LEAST else 0
         if self._step < step < PLAIN_STEPS:
             self._write(f"{self._label}: {100 * step // PLAIN_STEPS} %")
         self._step = max(self._step, step)

@@ -29,7 +29,9 @@ def run(
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and rates to standard error afterwards.")] = False,
     json: options.Json = None,
 ) -> None:
-    """Answer one prompt: chairlift run smollm2 "What is the capital of France?"
+    """Answer one prompt.
+
+    For example: chairlift run smollm2 "What is the capital of France?"
 
     Uses the model's chat template if it has one; a model without one completes the text.
     """

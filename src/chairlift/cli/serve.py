@@ -1,8 +1,136 @@
-"""`chairlift serve`."""
+"""`chairlift serve`: the flags of the server. What happens with them is in `serving`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from chairlift.cli import options
+from chairlift.cli.config_file import read_into
+
+MIB = 1024 * 1024
 
 
-def serve(model: options.Model = "smollm2") -> None:
-    """Serve a model through an OpenAI-compatible API."""
-    raise NotImplementedError(model)
+def serve(
+    model: options.Model = "smollm2",
+    host: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets other machines in."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What clients call the model; may be given several times."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="CHAIRLIFT_API_KEY",
+            help="Clients must send this key; may be given several times.",
+            show_envvar=True,
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this origin call the API (CORS); * for all; may be given several times.",
+        ),
+    ] = None,
+    enable_request_id_headers: Annotated[
+        bool,
+        typer.Option(
+            "--enable-request-id-headers",
+            help="Answer with an X-Request-Id: the client's or a fresh one.",
+        ),
+    ] = False,
+    chat_template: options.ChatTemplateFile = None,
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Let requests bring their own chat template: a program that this server then runs, in a sandbox.",
+        ),
+    ] = False,
+    max_body_bytes: Annotated[
+        int,
+        typer.Option(parser=options.count, metavar="BYTES", help="Longest body of a request; accepts 8M."),
+    ] = 8 * MIB,
+    max_prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Most prompts of one completion request.")] = 128,
+    sse_keep_alive_interval: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="A comment into streams that are silent for so long; 0: never.",
+        ),
+    ] = 15.0,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="After the first signal to end, answers may go on for so long.",
+        ),
+    ] = 30.0,
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = 64,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")
+    ] = 512,
+    block_size: options.BlockSize = 16,
+    kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Share the KV cache of equal beginnings of prompts.")] = True,
+    preset: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="How requests are batched: continuous, static, dynamic, ..."),
+    ] = "continuous",
+    max_num_queued_reqs: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
+    ] = 256,
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="Most prompt tokens that may wait."),
+    ] = None,
+    config: Annotated[  # noqa: ARG001  (its callback has read it)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A YAML file whose keys are these flags, as in `port: 8080`; the command line wins.",
+            is_eager=True,
+            callback=read_into,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model through an OpenAI-compatible API.
+
+    The first start fetches the model. The server then prints its address and a request to try.
+    """
+    from chairlift.cli.serving import Asked, run
+    from chairlift.compose import EngineOptions
+    from chairlift.server.settings import Settings
+
+    settings = Settings(
+        api_keys=tuple(api_key or ()),
+        allowed_origins=tuple(allowed_origins or ()),
+        request_id_headers=enable_request_id_headers,
+        trust_request_chat_template=trust_request_chat_template,
+        max_body_bytes=max_body_bytes,
+        max_prompts=max_prompts,
+        sse_keep_alive_s=sse_keep_alive_interval,
+        shutdown_timeout_s=shutdown_timeout,
+    )
+    engine = EngineOptions(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        enable_prefix_caching=enable_prefix_caching,
+        preset=preset,
+        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
+    )
+    raise typer.Exit(run(Asked(model, host, port, tuple(served_model_name or ()), chat_template, engine, settings)))

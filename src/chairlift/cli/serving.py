@@ -1,0 +1,140 @@
+"""Puts a server together and tells the terminal about it: the address, what is served, and a request to try."""
+
+import hashlib
+import json
+import logging
+import shlex
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from chairlift import __version__, compose
+from chairlift.cli.loading import sources, user_console
+from chairlift.engine.client import EngineClient
+from chairlift.observe.metrics import Metrics
+from chairlift.observe.prometheus import Exposition
+from chairlift.schedule.door import longest
+from chairlift.server import run as server
+from chairlift.server.service import Service, World, prompt_bytes
+from chairlift.server.settings import Settings
+
+QUESTION = "What is the capital of France?"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Everything that the command line says about a server. Without `names` the model is called what it was asked for."""
+
+    model: str
+    host: str
+    port: int
+    names: tuple[str, ...]
+    chat_template: Path | None
+    engine: compose.EngineOptions
+    settings: Settings
+
+
+def run(asked: Asked) -> int:
+    """Serves until a signal or a failure, and returns the exit code. ConfigError if it cannot even begin."""
+    compose.check_options(asked.engine)
+    template = None if asked.chat_template is None else compose.read_template(asked.chat_template)
+    console = user_console()
+    _log_to_stderr()
+    with server.bind(asked.host, asked.port) as listener:
+        address = _address(asked.host, listener)
+        _say(console, f"{address} is ours; loading {asked.model} (until then requests get 503)")
+
+        def load() -> Callable[[], Service]:
+            engine = compose.load(
+                asked.model,
+                asked.engine,
+                sources=sources(console),
+                free_bytes=compose.free_memory(),
+                template=template,
+            )
+            widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
+
+            def start() -> Service:
+                service = _service(engine, asked, max_prompt_bytes=widest)
+                for line in banner(engine, asked, address):
+                    _say(console, line)
+                return service
+
+            return start
+
+        return server.serve(listener, load, asked.settings)
+
+
+def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> Service:
+    metrics, world = Metrics(), World()
+    names = _names(engine, asked)
+    return Service(
+        names=names,
+        tokenizer=engine.tokenizer,
+        template=engine.template,
+        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics]),
+        metrics=Exposition(metrics, model_name=names[0], config=engine.fit.config),
+        created=int(world.now()),
+        fingerprint=fingerprint(engine),
+        max_prompt_bytes=max_prompt_bytes,
+        settings=asked.settings,
+        defaults=engine.model.defaults,
+        world=world,
+    )
+
+
+def _names(engine: compose.Engine, asked: Asked) -> tuple[str, ...]:
+    return asked.names or (engine.model.name,)
+
+
+def fingerprint(engine: compose.Engine) -> str:
+    """A short name for what the texts of this server depend on, beside the request itself."""
+    parts = (__version__, engine.model.name, engine.model.quantization, compose.EXECUTOR)
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
+    """What is served, and a request that can be pasted into another terminal."""
+    model, fit = engine.model, engine.fit
+    names = _names(engine, asked)
+    shrunk = fit.config.max_model_len < fit.context and asked.engine.max_model_len is None
+    why = f": as much as fits, the model could have {fit.context:,}" if shrunk else ""
+    pool = f"{fit.config.num_blocks:,} blocks of {fit.config.block_size} tokens, room for {fit.full_contexts:.1f} full contexts"
+    return [
+        f"model     {', '.join(names)}: {model.description.architecture}, {model.quantization}, {compose.EXECUTOR}",
+        f"context   {fit.config.max_model_len:,} tokens{why}",
+        f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
+        f"address   {address}/v1",
+        "try       " + _curl(engine, names[0], asked.settings, address),
+    ]
+
+
+def _curl(engine: compose.Engine, name: str, settings: Settings, address: str) -> str:
+    if engine.template.available:
+        path = "/v1/chat/completions"
+        body = {"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    else:
+        path = "/v1/completions"
+        body = {"model": name, "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
+    return f"curl {address}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(body))}"
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    """A URL that works on this machine: of the port that was really taken, and with a name for "everywhere"."""
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{shown}:{port}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    for chatty in ("uvicorn", "httpx", "huggingface_hub"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
