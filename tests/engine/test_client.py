@@ -1,0 +1,253 @@
+"""Streams over a real engine thread: merging, leaving, failures, limits. Nothing here waits on a clock."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from engines import NEXT, config
+from executors import ShadowExecutor, solo
+from virtual import request
+
+from chairlift.core.errors import NeverFits, QueueFull, Unavailable
+from chairlift.core.events import Step
+from chairlift.core.types import Plan, Result, Stopping
+from chairlift.engine.client import Delta, EngineClient, Stream
+
+
+class GatedExecutor(ShadowExecutor):
+    """Computes a step only when the test lets it; or raises in every step from `broken_from` on."""
+
+    def __init__(self, *, gated: bool = False, broken_from: int | None = None, broken_steps: int = 10**9) -> None:
+        super().__init__(200, 4, NEXT)
+        self.permits = threading.Semaphore(0 if gated else 10**9)
+        self.launched = threading.Semaphore(0)
+        self.broken = range(broken_from, broken_from + broken_steps) if broken_from is not None else range(0)
+
+    def launch(self, plan: Plan) -> None:
+        super().launch(plan)
+        self.launched.release()
+
+    def collect(self) -> Result:
+        self.permits.acquire()
+        if self.plans[-1].step in self.broken:
+            raise ValueError("the adder is broken")
+        return super().collect()
+
+
+class Recorder:
+    """A sink that keeps what it is told, or raises."""
+
+    def __init__(self, *, raises: bool = False) -> None:
+        self.steps: list[Step] = []
+        self.refusals: list[str] = []
+        self.calls = 0
+        self.raises = raises
+
+    def on_step(self, step: Step) -> None:
+        self.calls += 1
+        if self.raises:
+            raise RuntimeError("no disk")
+        self.steps.append(step)
+
+    def on_refusal(self, reason: str) -> None:
+        self.refusals.append(reason)
+
+
+@asynccontextmanager
+async def engine(executor: GatedExecutor | None = None, *, sinks: Any = (), **changes: Any) -> AsyncIterator[EngineClient]:
+    executor = executor or GatedExecutor()
+    client = EngineClient(config(**{"num_blocks": 200, "max_model_len": 256} | changes), executor, sinks=sinks)
+    try:
+        yield client
+    finally:
+        executor.permits.release(1000)
+        await client.close()
+        assert executor.closed
+
+
+async def read(stream: Stream) -> list[Delta]:
+    async with stream:
+        return [delta async for delta in stream]
+
+
+def tokens(deltas: list[Delta]) -> tuple[int, ...]:
+    return tuple(token for delta in deltas for token in delta.tokens)
+
+
+async def settled(client: EngineClient) -> bool:
+    """True when everything has ended and all blocks are free, which takes the engine one more turn after the last end."""
+    for _ in range(10_000):
+        snapshot = client.snapshot()
+        if (snapshot.running, snapshot.waiting, snapshot.free_blocks) == (0, 0, snapshot.total_blocks):
+            return True
+        await asyncio.sleep(0)
+    return False
+
+
+async def test_a_stream_brings_its_tokens_and_one_finish():
+    async with engine() as client:
+        deltas = await read(client.submit(request("a", range(5), 9)))
+        assert tokens(deltas) == solo(tuple(range(5)), NEXT, 9)
+        assert [delta.finish for delta in deltas if delta.finish] == ["length"]
+
+
+async def test_many_streams_each_get_their_own():
+    async with engine(max_num_seqs=4) as client:
+        prompts = {str(n): tuple(range(n, n + 3 + n % 7)) for n in range(40)}
+        answers = await asyncio.gather(*(read(client.submit(request(name, p, 12))) for name, p in prompts.items()))
+        for (name, prompt), deltas in zip(prompts.items(), answers, strict=True):
+            assert tokens(deltas) == solo(prompt, NEXT, 12), name
+        assert await settled(client)
+
+
+async def test_a_slow_reader_gets_merged_deltas_and_misses_nothing():
+    async with engine() as client:
+        async with client.submit(request("slow", range(5), 50)) as slow:
+            await read(client.submit(request("other", range(9), 60)))
+            deltas = [delta async for delta in slow]
+        assert tokens(deltas) == solo(tuple(range(5)), NEXT, 50)
+        assert len(deltas) <= 2
+
+
+async def test_leaving_a_stream_frees_everything():
+    async with engine() as client:
+        async with client.submit(request("a", range(5), 200)) as stream:
+            async for _ in stream:
+                break
+        assert await settled(client)
+
+
+async def test_leaving_while_waiting_never_computes_anything():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor, max_num_seqs=1) as client:
+        first = client.submit(request("a", range(5), 3))
+        async with client.submit(request("b", range(7), 3)):
+            pass
+        executor.permits.release(100)
+        await read(first)
+        assert not [work for plan in executor.plans for work in plan.work if work.seq_id == "b"]
+
+
+async def test_a_stop_seen_by_the_reader_counts_as_stop():
+    recorder = Recorder()
+    async with engine(sinks=[recorder]) as client:
+        async with client.submit(request("a", range(5), 200)) as stream:
+            async for _ in stream:
+                client.finish("a")
+                break
+        assert await settled(client)
+    assert [o.finish for step in recorder.steps for o in step.outputs if o.finish] == ["stop"]
+
+
+async def test_a_request_that_can_never_fit_is_refused_and_leaves_no_trace():
+    recorder = Recorder()
+    async with engine(sinks=[recorder]) as client:
+        with pytest.raises(NeverFits):
+            client.submit(request("a", range(300)))
+        assert recorder.refusals == ["never_fits"]
+        assert len(await read(client.submit(request("a", range(5), 1)))) == 1
+
+
+async def test_a_full_queue_refuses_with_a_time_to_come_back():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor, max_num_seqs=1, max_num_queued_reqs=2) as client:
+        streams = [client.submit(request("a", range(5)))]
+        await asyncio.to_thread(executor.launched.acquire)
+        streams += [client.submit(request("b", range(5)))]
+        with pytest.raises(QueueFull) as refusal:
+            client.submit(request("c", range(5)))
+        assert (refusal.value.limit, 1 <= refusal.value.retry_after_s <= 120) == ("max_num_queued_reqs", True)
+        executor.permits.release(1000)
+        for stream in streams:
+            assert (await read(stream))[-1].finish == "length"
+
+
+async def test_queued_tokens_are_limited_too_but_one_request_may_always_wait():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor, max_num_seqs=1, max_num_queued_tokens=10) as client:
+        client.submit(request("a", range(50)))
+        with pytest.raises(QueueFull, match="50 prompt tokens are waiting"):
+            client.submit(request("b", range(5)))
+
+
+async def test_one_broken_step_ends_its_requests_with_an_error_and_the_engine_goes_on():
+    async with engine(GatedExecutor(broken_from=1, broken_steps=1)) as client:
+        last = (await read(client.submit(request("a", range(5), 9))))[-1]
+        assert (last.finish, "the adder is broken" in str(last.stop_reason)) == ("error", True)
+        assert tokens(await read(client.submit(request("b", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
+        assert client.health() == "ok"
+
+
+async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so():
+    async with engine(GatedExecutor(broken_from=0), max_num_seqs=1) as client:
+        answers = await asyncio.gather(*(read(client.submit(request(str(n), range(5), 9))) for n in range(6)))
+        assert [deltas[-1].finish for deltas in answers] == ["error"] * 6
+        assert client.health() == "failed"
+        with pytest.raises(Unavailable, match="the engine has failed"):
+            client.submit(request("late", range(5)))
+
+
+async def test_a_sink_that_raises_is_switched_off_and_harms_nobody(caplog: pytest.LogCaptureFixture):
+    bad, good = Recorder(raises=True), Recorder()
+    async with engine(sinks=[bad, good]) as client:
+        await read(client.submit(request("a", range(5), 9)))
+    assert (bad.calls, "switched off" in caplog.text) == (1, True)
+    assert len(good.steps) >= 9
+
+
+async def test_draining_lets_the_running_finish_and_refuses_new_ones():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor) as client:
+        reader = asyncio.create_task(read(client.submit(request("a", range(5), 9))))
+        draining = asyncio.create_task(client.drain(60))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="shutting down"):
+            client.submit(request("b", range(5)))
+        executor.permits.release(100)
+        await draining
+        assert (await reader)[-1].finish == "length"
+
+
+async def test_what_does_not_finish_in_time_is_aborted():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor) as client:
+        reader = asyncio.create_task(read(client.submit(request("a", range(5), 9))))
+        await asyncio.sleep(0)
+        await client.drain(0)
+        assert (await reader)[-1].finish == "abort"
+
+
+async def test_a_stalled_step_is_not_called_healthy():
+    times = [0.0]
+    executor = GatedExecutor(gated=True)
+    client = EngineClient(config(num_blocks=200), executor, clock=lambda: times[0])
+    client.submit(request("a", range(5)))
+    await asyncio.to_thread(executor.launched.acquire)
+    before = client.health()
+    times[0] = 61.0
+    assert (before, client.health()) == ("ok", "stalled")
+    executor.permits.release(100)
+    await client.close()
+
+
+async def test_a_closed_engine_is_not_healthy():
+    client = EngineClient(config(), ShadowExecutor(20, 4, NEXT))
+    await client.close()
+    assert client.health() == "closed"
+
+
+async def test_a_stop_token_is_the_reason():
+    async with engine() as client:
+        first = solo((1, 2), NEXT, 1)[0]
+        limits = Stopping(9, stop_ids=frozenset({first}))
+        deltas = await read(client.submit(request("a", [1, 2], stopping=limits)))
+        assert (deltas[-1].finish, deltas[-1].stop_reason, tokens(deltas)) == ("stop", first, (first,))
+
+
+async def test_the_dynamic_gate_wakes_the_loop_by_its_timer():
+    async with engine(preset="dynamic", batch_wait_s=0.02) as client:
+        one = request("a", range(5), 3, arrival=client.now())
+        assert (await read(client.submit(one)))[-1].finish == "length"
