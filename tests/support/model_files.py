@@ -127,9 +127,11 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_array(key, value)
 
 
-def tiny_gguf(path: Path, architecture: str = "llama", *, tied: bool = True, **changes: object) -> Path:
-    """A whole tiny model. In the names of changed metadata `__` stands for a dot; None removes a key."""
-    metadata = gguf_metadata(architecture) | {key.replace("__", "."): value for key, value in changes.items()}
+def tiny_gguf(
+    path: Path, architecture: str = "llama", changes: Mapping[str, object] | None = None, *, tied: bool = True
+) -> Path:
+    """A whole tiny model. `changes` are further metadata, or replaced ones; None removes a key."""
+    metadata = gguf_metadata(architecture) | dict(changes or {})
     kept = {key: value for key, value in metadata.items() if value is not None}
     return write_gguf(path, gguf_tensors(architecture, tied=tied), kept, architecture=architecture)
 

@@ -57,7 +57,7 @@ def resolve(spec: str, sources: Sources) -> Path:
     if spec in KNOWN:
         return fetch(KNOWN[spec], cache=sources.cache, progress=sources.progress, downloader=sources.downloader)
     path = Path(spec).expanduser()
-    if path.exists():
+    if spec and path.exists():
         return path
     if spec.endswith(".gguf") or spec.startswith(("/", "./", "../", "~")):
         raise ModelError(f"{spec}: there is no such file or folder")
