@@ -168,7 +168,7 @@ async def test_a_chat_without_a_length_ends_with_the_context(server: Server) -> 
     ("fields", "tokens"),
     [({"max_tokens": 5}, 5), ({"max_completion_tokens": 5}, 5), ({"max_tokens": 5, "max_completion_tokens": 9}, 9)],
 )
-async def test_the_length_of_a_chat_is_kept(server: Server, fields: dict[str, int], tokens: int) -> None:
+async def test_the_length_of_a_chat_is_kept(server: Server, fields: dict[str, Any], tokens: int) -> None:
     assert (await server.chat(**fields)).json()["usage"]["completion_tokens"] == tokens
 
 
