@@ -5,7 +5,7 @@ Knows the spelling of vocabularies. Does not know files, prompts or chats, nor w
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, cast
 
@@ -135,21 +135,20 @@ def build(source: TokenizerSource) -> Tokenizer:
         case "json":
             return _from_json(source)
         case "bpe":
-            return _from_bpe(source)
+            return _from_bpe(_typed(source))
         case "sentencepiece":
-            return _from_sentencepiece(source)
+            return _from_sentencepiece(_typed(source))
 
 
-def encode_chat(tokenizer: Tokenizer, rendered: str) -> list[int]:
-    """The ids of a rendered chat: exactly one BOS at its start if the tokenizer adds one, whether the template wrote it or not.
-
-    Nothing else is added, as the template writes all other special tokens itself.
-    """
-    ids = tokenizer.encode(rendered, add_special_tokens=False)
-    if not tokenizer.adds_bos or tokenizer.bos_id is None:
-        return ids
-    start = next((place for place, index in enumerate(ids) if index != tokenizer.bos_id), len(ids))
-    return [tokenizer.bos_id, *ids[start:]]
+def _typed(source: TokenizerSource) -> TokenizerSource:
+    """The source with a type for every token. A file without any means plain tokens, but for those that it names as special."""
+    if source.types:
+        return source
+    named = {source.bos_id, source.pad_id, *source.eos_ids}
+    return replace(
+        source,
+        types=tuple(TokenType.CONTROL if index in named else TokenType.NORMAL for index in range(len(source.tokens))),
+    )
 
 
 def _from_bpe(source: TokenizerSource) -> Tokenizer:
@@ -209,6 +208,8 @@ def _from_json(source: TokenizerSource) -> Tokenizer:
     tokens = tuple(names.get(index, "") for index in range(max(names, default=-1) + 1))
     spelt = _json_bytes(backend, tokens, set(added), spelling.kind)
     before, after = _written_around(backend)
+    if source.add_eos is False:
+        after = tuple(index for index in after if index not in source.eos_ids)
     return Tokenizer(
         backend,
         _Vocabulary(tokens, spelt, special, spelling),
