@@ -22,7 +22,8 @@ def check(
 ) -> None:
     """Say what a model is and whether it fits here.
 
-    Shows its architecture, its memory and how many requests fit; exit code 1 with the reason if it cannot be served. Fetches a known model that is not here yet, and verifies its file. The weights are not loaded.
+    Shows its architecture, its memory and how many requests fit; exit code 1 with the reason if it cannot be served. Fetches
+    a known model that is not here yet, and verifies its file. The weights are not loaded.
     """
     from chairlift import compose
     from chairlift.cli.loading import sources, user_console

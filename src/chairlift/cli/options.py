@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_NUMBER = re.compile(r"(\d{1,18})(\.\d{1,9})?([kmgtKMGT]?)")
+_NUMBER = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})?([kmgtKMGT]?)")
 
 
 def count(value: str | int) -> int:

@@ -13,7 +13,9 @@ PLAIN_LEAST = 64 * 2**20
 
 def progress(console: Console) -> "Bars | Lines":
     """What fits the console: see `chairlift.models.fetch.Progress`."""
-    return Bars(console) if console.is_terminal else Lines(console.print)
+    if console.is_terminal:
+        return Bars(console)
+    return Lines(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
 class Bars:
@@ -45,7 +47,7 @@ class Bars:
         self._running = None
 
     def notice(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, soft_wrap=True)
 
 
 class Lines:

@@ -1,0 +1,82 @@
+"""Chat is a conversation with a process: these tests type into one."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+from processes import END_S, chairlift, until
+
+LONG = ("chat", "dummy:tiny", "--temperature", "0")
+"""At temperature 0 the made-up model writes newlines to the end of its context, which takes it seconds."""
+READY = "/new starts afresh"
+
+
+def send(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def first_characters(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.read(1)
+
+
+def test_every_line_gets_an_answer_until_the_input_ends() -> None:
+    with chairlift("chat", "dummy:tiny", "--max-tokens", "3", "--temperature", "0") as process:
+        out, err = process.communicate("hello\n\nagain\n", timeout=END_S)
+    assert (out, process.returncode) == ("\n\n\n\n" * 2, 0)
+    assert "error" not in err
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
+    with chairlift(*LONG) as process:
+        until(process, READY)
+        send(process, "hello")
+        first_characters(process)
+        process.send_signal(signal.SIGINT)
+        until(process, " (stopped)")
+        send(process, "/new")
+        until(process, "a new conversation")
+        send(process, "/exit")
+        assert process.wait(END_S) == 0
+
+
+def test_a_conversation_longer_than_the_context_says_how_to_go_on() -> None:
+    with chairlift("chat", "dummy:tiny", "--max-tokens", "2", "--max-model-len", "50", "--temperature", "0") as process:
+        out, err = process.communicate("hello\nhello\n/new\nhello\n", timeout=END_S)
+    assert out == "\n\n\n" * 2
+    assert "/new starts afresh" in err.partition("error: ")[2]
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_leave_and_ctrl_d_leaves() -> None:
+    keyboard, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chairlift", "chat", "dummy:tiny"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        env=os.environ | {"TERM": "dumb"},
+    )
+    os.close(terminal)
+    with process:
+        try:
+            shown = read_until(keyboard, b"> ")
+            process.send_signal(signal.SIGINT)
+            shown = read_until(keyboard, b"> ")
+            os.write(keyboard, b"\x04")
+            assert process.wait(END_S) == 0
+        finally:
+            process.kill()
+            os.close(keyboard)
+    assert b"Ctrl-D ends" in shown
+
+
+def read_until(descriptor: int, end: bytes) -> bytes:
+    seen = b""
+    while not seen.endswith(end):
+        seen += os.read(descriptor, 1024)
+    return seen

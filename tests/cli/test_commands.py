@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift import __version__
+from chairlift.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path / "cache"))
+
+
+def code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def figures(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code("--version") == 0
+    assert capsys.readouterr().out == f"chairlift {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "run", "models", "check"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code(command, "--help") == 0
+    assert f"chairlift {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "dummy:tiny"), ("serve", "--port", "x"), ("check", "--max-model-len", "many"), ("fly",)]
+)
+def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None:
+    assert code(*arguments) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("run", "nosuchmodel", "hi"), "is no known model"),
+        (("check", "./missing.gguf"), "there is no such file"),
+        (("check", "dummy:tiny", "--max-model-len", "1M"), "more than the 4096 tokens"),
+        (("run", "dummy:tiny", "hi", "--chat-template", "missing.jinja"), "No such file"),
+        (("models", "--fetch", "nosuchmodel"), "is no known model"),
+        (("serve", "--preset", "none"), "there is no preset"),
+        (("serve", "--config", "missing.yaml"), "No such file"),
+        (("run", "dummy:tiny", "x" * 5000), "maximum context length"),
+    ],
+)
+def test_whatever_goes_wrong_is_said_in_one_line(
+    arguments: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code(*arguments) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert reason in last
+
+
+def test_run_streams_one_answer_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "run.json"
+    assert code("run", "dummy:tiny", "hello", "--max-tokens", "5", "--seed", "1", "--stats", "--json", str(report)) == 0
+    captured, told = capsys.readouterr(), figures(report)
+    assert captured.out == told["text"] + "\n"
+    assert (told["completion_tokens"], told["finish_reason"]) == (5, "length")
+    assert f"{told['prompt_tokens']} + 5 tokens" in captured.err
+
+
+def test_the_same_seed_gives_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    answers: list[str] = []
+    for _ in range(2):
+        assert code("run", "dummy:tiny", "hello", "--max-tokens", "20", "--seed", "7", "--temperature", "1") == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+
+
+def test_raw_leaves_the_template_out(tmp_path: Path) -> None:
+    report = tmp_path / "run.json"
+    assert code("run", "dummy:tiny", "hello", "--raw", "--max-tokens", "1", "--json", str(report)) == 0
+    assert figures(report)["prompt_tokens"] == len("hello")
+
+
+def test_check_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "check.json"
+    limits = ("--max-num-seqs", "2", "--max-model-len", "1k", "--block-size", "8")
+    assert code("check", "dummy:tiny", *limits, "--json", str(report)) == 0
+    told = figures(report)
+    assert (told["max_model_len"], told["kv_tokens"], told["full_contexts"]) == (1000, 2000, 2.0)
+    assert "dummy:tiny can be served" in capsys.readouterr().out
+
+
+def test_models_lists_what_is_not_here_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code("models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["smollm2", "gemma3-270m"]
+    assert all(line.endswith("not fetched yet") for line in lines)
+
+
+def test_json_can_go_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code("models", "--json", "-") == 0
+    assert {entry["bytes"] for entry in json.loads(capsys.readouterr().out)} == {None}

@@ -1,0 +1,82 @@
+import json
+import shlex
+import signal
+import socket
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import END_S, chairlift, until
+from scripted_engine import scripted
+
+from chairlift.cli.serving import Asked, banner
+from chairlift.compose import EngineOptions
+from chairlift.server.settings import Settings
+
+
+def address(line: str) -> str:
+    return line.split()[1].removesuffix("/v1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """The address of a server with a made-up model, set up by a file, an environment variable and flags."""
+    config = tmp_path_factory.mktemp("serve") / "chairlift.yaml"
+    config.write_text("model: dummy:tiny\nport: 1\nmax-model-len: 1k\nserved-model-name: [first, second]\n")
+    with chairlift("serve", "--config", str(config), "--port", "0", CHAIRLIFT_API_KEY="sesame") as process:
+        yield address(until(process, "address"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
+
+
+def get(url: str, key: str | None = "sesame") -> httpx.Response:
+    return httpx.get(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
+
+
+def test_the_address_in_the_terminal_is_that_of_a_healthy_server(server: str) -> None:
+    assert httpx.get(f"{server}/health").status_code == 200
+
+
+def test_the_key_in_the_environment_is_asked_for(server: str) -> None:
+    assert get(f"{server}/v1/models", key=None).status_code == 401
+
+
+def test_the_configuration_file_names_the_model(server: str) -> None:
+    assert [model["id"] for model in get(f"{server}/v1/models").json()["data"]] == ["first", "second"]
+
+
+def test_the_configuration_file_sets_the_context(server: str) -> None:
+    assert get(f"{server}/v1/models").json()["data"][0]["max_model_len"] == 1000
+
+
+def test_a_chat_is_answered(server: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+    answer = httpx.post(f"{server}/v1/chat/completions", json=body, headers={"Authorization": "Bearer sesame"})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with chairlift("serve", "dummy:tiny", "--port", str(port)) as process:
+            _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert err.startswith(f"error: port {port} on 127.0.0.1 is in use already")
+    assert err.count("\n") == 1
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    with chairlift("serve", str(broken), "--port", "0") as process:
+        _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert "broken.gguf" in err.splitlines()[-1]
+
+
+def test_the_request_to_try_can_be_pasted_into_a_shell() -> None:
+    asked = Asked("m", "127.0.0.1", 8000, ("it's",), None, EngineOptions(), Settings())
+    words = shlex.split(banner(scripted(), asked, "http://127.0.0.1:8000")[-1])
+    assert words[:3] == ["try", "curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's"
