@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from chairlift.core.config import EngineConfig
 from chairlift.core.types import Plan, TokenizerSource
 from chairlift.engine.client import EngineClient
-from chairlift.observe.metrics import Metrics
+from chairlift.observe.metrics import Metrics, Tally
 from chairlift.observe.prometheus import Exposition
 from chairlift.server.app import create_app
 from chairlift.server.run import bind, web_server
@@ -132,6 +132,13 @@ class Server:
                 if (now.running, now.waiting, now.free_blocks) == (0, 0, now.total_blocks):
                     return
                 await asyncio.sleep(0.001)
+
+    async def counted(self, ended: int) -> Tally:
+        """The metrics once they count so many ended requests; sinks hear of a step a moment after its readers."""
+        async with asyncio.timeout(5):
+            while sum((tally := self.metrics.read()).finished.values()) < ended:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return tally
 
 
 @dataclass(frozen=True)
