@@ -1,6 +1,10 @@
 """The table of routes, the states of the server, keys, names of requests, and origins."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -186,3 +190,43 @@ async def test_metrics_after_two_answers(server: Server) -> None:
         f"vllm:num_requests_running{{{labels}}} 0.0",
     ):
         assert line in page.splitlines()
+
+
+class BrokenTemplate:
+    """Has a bug."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+        raise ZeroDivisionError("secret")
+
+
+class SlowTemplate:
+    """Renders when it is told to, as a template or a tokenizer does that has a lot to do."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+        self.began.set()
+        self.may_end.wait()
+        return "rendered\n"
+
+
+async def test_while_a_prompt_is_prepared_the_server_answers_others(server: Server) -> None:
+    slow = SlowTemplate()
+    server.state.ready(replace(server.service, template=slow))
+    asking = asyncio.create_task(server.chat(max_tokens=1))
+    await asyncio.to_thread(slow.began.wait)
+    assert (await server.http.get("/health")).status_code == 200
+    assert (await server.complete(max_tokens=1)).status_code == 200
+    slow.may_end.set()
+    assert (await asking).json()["usage"]["prompt_tokens"] == len("rendered\n")
+
+
+async def test_our_own_mistakes_are_500_without_their_names(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.state.ready(replace(server.service, template=BrokenTemplate()))
+    answer = await server.chat()
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "ZeroDivision" not in answer.text
+    assert "secret" in caplog.text

@@ -3,19 +3,22 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.server.body import MAX_JSON_DEPTH, parse_object
 from chairlift.server.openai.errors import ApiError
 
-SCALARS = (
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)
+NAMES = st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
 )
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_what_python_writes_comes_back(value: dict[str, object]) -> None:
     assert parse_object(json.dumps(value).encode()) == value
 
