@@ -291,6 +291,27 @@ def test_json_with_another_decoder_is_decoded_by_the_library():
     )
 
 
+def pieces_json() -> str:
+    """A `tokenizer.json` like Llama 2's: pieces with a prefix space, and bytes for the rest."""
+    made = Library.from_str(build(sentencepiece(add_space_prefix=True))._backend.to_str())  # pyright: ignore[reportPrivateUsage]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    return made.to_str()
+
+
+def test_json_of_pieces_has_the_bytes_of_the_same_vocabulary_in_gguf():
+    read = build(TokenizerSource("json", json=pieces_json(), bos_id=1, eos_ids=(2,), add_bos=False))
+    assert [read.token_bytes(index) for index in range(4, read.vocab_size)] == [
+        PREFIXED.token_bytes(index) for index in range(4, PREFIXED.vocab_size)
+    ]
+
+
+@pytest.mark.parametrize("text", ["hello a", " a", "é a", "a</s>a", ""])
+def test_json_of_pieces_is_decoded_as_the_library_does(text: str):
+    read = build(TokenizerSource("json", json=pieces_json(), bos_id=1, eos_ids=(2,), add_bos=False))
+    assert read.decode(read.encode(text)) == Library.from_str(pieces_json()).decode(read.encode(text))
+
+
 @pytest.mark.parametrize("text", ["", "{}", "not json"])
 def test_json_that_is_none_is_refused(text: str):
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be used"):
