@@ -125,6 +125,13 @@ async def test_a_body_that_turns_out_too_long_is_413(server: Server) -> None:
     assert answer.json()["error"]["code"] == 413
 
 
+async def test_a_client_that_sends_far_too_much_reads_the_413() -> None:
+    async with serving(real=True) as server:
+        answer = await server.complete("x" * 30_000_000)
+        assert answer.status_code == 413
+        assert (await server.complete(max_tokens=1)).status_code == 200
+
+
 async def test_too_long_a_prompt_is_told_its_length_and_the_limit(server: Server) -> None:
     said = (await server.complete("x" * 300)).json()["error"]["message"]
     assert "300" in said

@@ -46,13 +46,9 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    # The rest of the body is not read: the connection has to end with this answer.
-    return ApiError(
-        413,
-        f"the body is larger than {max_bytes} bytes",
-        type="Payload Too Large",
-        headers={"Connection": "close"},
-    )
+    # The connection stays open, and uvicorn throws the rest of the body away: a client that is still sending would otherwise
+    # see a reset and not this answer.
+    return ApiError(413, f"the body is larger than {max_bytes} bytes", type="Payload Too Large")
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
