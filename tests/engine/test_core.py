@@ -326,4 +326,5 @@ def test_plans_describe_themselves():
     plan: Plan = engine.step().plan
     assert (plan.step, plan.tokens, plan.work[0].start, plan.work[0].tokens.tolist()) == (0, 3, 0, [0, 1, 2])
     engine.run()
+    engine.step()
     assert [step.plan.closed for step in engine.steps if step.plan.closed] == [("a",)]

@@ -80,6 +80,7 @@ class ShadowExecutor:
         return block, position % self.block_size
 
     def _compute(self, work: Work, written: set[tuple[int, int]]) -> tuple[int, ...]:
+        assert len(work.tokens) > 0, f"{work.seq_id} has a row without tokens: there would be no logits"
         before, prefix = 0, []
         for position in range(work.start):
             slot = self._slots[self._place(work, position)]

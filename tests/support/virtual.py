@@ -55,6 +55,7 @@ class Ride:
         self.preemptions += len(step.plan.preempted)
         for output in step.outputs:
             self.take(output)
+        assert not (step.plan.preempted and step.admitted), "no admission in a step that preempted"
         scheduler = self.core.scheduler
         check(scheduler.pool, scheduler.index, scheduler.sequences, scheduler.config.block_size)
         return step
