@@ -25,7 +25,7 @@ from chairlift.text.tokenizer import Tokenizer
 EXECUTOR = "reference (NumPy, float32)"
 FLOAT32_BYTES = 4
 
-MAX_TEMPLATE_BYTES = 1024 * 1024
+MAX_TEMPLATE_BYTES = 256 * 1024
 """A chat template in a file may be this long."""
 
 

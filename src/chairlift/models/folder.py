@@ -154,7 +154,7 @@ def _tokenizer(folder: Path, config: Mapping[str, object], settings: Mapping[str
         bos_id=begin if begin is not None else Fields(config, "config.json").integer_or("bos_token_id", None),
         unk_id=ids.of(about, "unk_token"),
         pad_id=ids.of(about, "pad_token"),
-        eos_ids=tuple(dict.fromkeys(ends if named is None else [*ends, named])),
+        eos_ids=tuple(dict.fromkeys(ends if named is None else [named, *ends])),  # templates call the first `eos_token`
         add_bos=about.flag_or("add_bos_token", None),
         add_eos=about.flag_or("add_eos_token", None),
         templates=_templates(folder, about),
