@@ -106,9 +106,10 @@ class EngineLoop:
         return None if wake_at is None else max(0.0, wake_at - self.clock())
 
     def _tell(self, step: Step) -> None:
-        self._publish(step)
+        """Sinks first: whoever has read an answer finds it counted."""
         for sink in list(self._sinks):
             self._guard(sink, lambda sink=sink: sink.on_step(step))
+        self._publish(step)
 
     def _guard(self, sink: Sink, tell: Callable[[], None]) -> None:
         try:

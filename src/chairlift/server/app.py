@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.server import health
+from chairlift import __version__
+from chairlift.server import health, openapi
 from chairlift.server.middleware import ApiKeys, RequestIds
 from chairlift.server.openai.chat import chat_completions
 from chairlift.server.openai.completions import completions
@@ -49,9 +50,16 @@ ASKING: tuple[tuple[str, ServiceHandler], ...] = (
 )
 
 
-def create_app(state: State, *, world: World | None = None) -> Starlette:
-    """The application for a state that may still be loading."""
-    return Starlette(
+def create_app(state: State, *, world: World | None = None) -> FastAPI:
+    """The application for a state that may still be loading.
+
+    FastAPI serves the description of the API. It does not read the bodies: how strictly they are taken, and how errors look,
+    is told in `body` and `openai.schema`.
+    """
+    app = FastAPI(
+        title="chairlift",
+        version=__version__,
+        redoc_url=None,
         routes=[
             *(Route(path, _Endpoint(_watch(state, handler)), methods=["GET"]) for path, handler in WATCHING),
             *(Route(path, _Endpoint(_read(state, handler)), methods=["GET"]) for path, handler in READING),
@@ -60,6 +68,8 @@ def create_app(state: State, *, world: World | None = None) -> Starlette:
         middleware=_middleware(state.settings, world or World()),
         exception_handlers={HTTPException: _router_said},
     )
+    app.openapi = lambda: openapi.document(__version__)
+    return app
 
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]

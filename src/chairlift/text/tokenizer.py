@@ -94,7 +94,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Unpaired surrogates, which no encoding of text has, count as U+FFFD."""
-        ids = self._backend.encode(well_formed(text), add_special_tokens=False).ids
+        # As a batch of one: the library lets other threads run only while it works on a batch.
+        ids = self._backend.encode_batch([well_formed(text)], add_special_tokens=False)[0].ids
         if not add_special_tokens:
             return ids
         before = self._before

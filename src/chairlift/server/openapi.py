@@ -1,0 +1,72 @@
+"""Describes the API in the terms of OpenAPI, for /docs and for generators of clients. Knows the bodies and the routes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from chairlift.server.openai import schema
+
+BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
+    "/v1/chat/completions": ("Answer a conversation; streamed as server-sent events with `stream`", schema.ChatBody),
+    "/v1/completions": ("Continue one prompt or several; streamed as server-sent events with `stream`", schema.CompletionBody),
+    "/tokenize": ("The tokens of a prompt, or of messages", schema.TokenizeBody),
+    "/detokenize": ("The text of tokens", schema.DetokenizeBody),
+}
+READINGS: Mapping[str, str] = {
+    "/v1/models": "The models that are served",
+    "/v1/models/{model}": "One of them",
+    "/health": "200 if requests are taken, 503 while loading, draining, stalled or after a failure",
+    "/ping": "The same",
+    "/version": "The version of the server",
+    "/metrics": "Prometheus metrics under vLLM's names",
+}
+_REFERENCE = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
+            },
+        }
+    },
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    models = [(model, "validation") for _, model in BODIES.values()]
+    names, definitions = models_json_schema(models, ref_template=_REFERENCE)  # type: ignore[arg-type]
+    paths: dict[str, Any] = {
+        path: {"post": _operation(summary, names[model, "validation"])} for path, (summary, model) in BODIES.items()
+    }
+    paths |= {path: {"get": _operation(summary)} for path, summary in READINGS.items()}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [
+        {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    ]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "chairlift", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"] | {"Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(summary: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    error = {
+        "description": "What was wrong",
+        "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}},
+    }
+    operation: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "The answer"}, "default": error}}
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation

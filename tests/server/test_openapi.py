@@ -1,0 +1,27 @@
+"""The description of the API: it names every route, and its references lead somewhere."""
+
+import json
+
+from tiny import serving
+
+from chairlift.server.app import ASKING, READING, WATCHING
+from chairlift.server.openapi import document
+
+
+def test_every_route_is_described():
+    described = set(document("1")["paths"])
+    assert described == {path.replace(":path", "") for path, _ in (*ASKING, *READING, *WATCHING)}
+
+
+def test_references_lead_somewhere():
+    whole = document("1")
+    names = {part.split('"')[0] for part in json.dumps(whole).split("#/components/schemas/")[1:]}
+    assert names <= set(whole["components"]["schemas"])
+
+
+async def test_it_is_served():
+    async with serving() as server:
+        answer = await server.http.get("/openapi.json")
+        page = await server.http.get("/docs")
+    assert (answer.status_code, page.status_code) == (200, 200)
+    assert "/v1/chat/completions" in answer.json()["paths"]
