@@ -1,6 +1,7 @@
 """Logits of tiny random models against transformers: every architecture, at every position, whatever the chunks."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.parity
 LENGTH = 20
 BLOCK_SIZE = 4
 BLOCKS = [9, 0, 4, 7, 2]
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -25,7 +26,8 @@ SHAPE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
-LLAMA3 = {
+SIX_LAYERS: dict[str, Any] = {**SHAPE, "num_hidden_layers": 6}
+LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 100.0,
     "factor": 8.0,
@@ -49,7 +51,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2, tied": Qwen2Config(**SHAPE, num_key_value_heads=1, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16),
     "qwen3, tied": Qwen3Config(**SHAPE, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True),
-    "gemma3": Gemma3TextConfig(**(SHAPE | {"num_hidden_layers": 6}), num_key_value_heads=1, head_dim=16, sliding_window=5),
+    "gemma3": Gemma3TextConfig(**SIX_LAYERS, num_key_value_heads=1, head_dim=16, sliding_window=5),
     "gemma3, two kinds in turn": Gemma3TextConfig(
         **SHAPE,
         num_key_value_heads=2,
@@ -65,7 +67,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.fixture(scope="module", params=CONFIGS.values(), ids=list(CONFIGS))
 def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Compared":
     folder = tmp_path_factory.mktemp("model")
     model = torch_twins.random_model(request.param)

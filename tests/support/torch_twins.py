@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ KINDS: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {
 def random_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
     """A model whose every parameter is random, norms and biases too, as fresh ones would hide mistakes."""
     config._attn_implementation = "eager"
-    model = KINDS[type(config)](config).to(torch.float32).eval()
+    model = KINDS[type(config)](config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -69,9 +70,9 @@ def twin(description: Description, weights: Weights) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def logits(model: PreTrainedModel, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Logits [tokens, vocab] after every token."""
-    return model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].float().numpy()
+def logits(model: PreTrainedModel, tokens: Sequence[int], *, last: int = 0) -> NDArray[np.float32]:
+    """Logits [tokens, vocab] after every token, or after each of the `last` ones."""
+    return model(input_ids=torch.tensor([list(tokens)]), use_cache=False, logits_to_keep=last).logits[0].numpy()
 
 
 def _stored(description: Description, weights: Weights, name: str) -> NDArray[np.float32]:
@@ -81,7 +82,7 @@ def _stored(description: Description, weights: Weights, name: str) -> NDArray[np
 
 
 def _config(description: Description) -> PreTrainedConfig:
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": description.vocab,
         "hidden_size": description.hidden,
         "intermediate_size": description.mlp,
