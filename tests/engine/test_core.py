@@ -241,6 +241,7 @@ def test_a_step_that_raises_ends_its_requests_with_an_error_and_nobody_else():
     assert failed is not None
     for output in failed.outputs:
         engine.take(output)
+    assert len(engine.core.scheduler.index) == 0
     engine.run()
     assert (engine.endings["a"], engine.endings["b"], engine.endings["c"]) == (["error"], ["error"], ["length"])
     assert engine.free_again
