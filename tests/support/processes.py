@@ -3,28 +3,48 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
 END_S = 30
+"""How long a command that is to end may take."""
+WHOLE_S = 240
+"""How long it may live: then it is killed, and whoever waits for its output sees that there is none."""
+
+COMMAND = (
+    sys.executable,
+    "-c",
+    # Whoever starts the tests in the background may have had SIGINT ignored, and children inherit that.
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from chairlift.cli import main; main()",
+)
 
 
 @contextmanager
 def chairlift(*arguments: str, **environ: str) -> Generator[subprocess.Popen[str]]:
     """A running command with all three pipes. It is killed if the test leaves it running."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "chairlift", *arguments],
+        [*COMMAND, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | environ,
         text=True,
     )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    with process, ended(process):
+        yield process
+
+
+@contextmanager
+def ended(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> Generator[None]:
+    """Kills the process in the end, or when it has lived for too long."""
+    watch = threading.Timer(WHOLE_S, process.kill)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+        process.kill()
 
 
 def until(process: subprocess.Popen[str], start: str) -> str:
