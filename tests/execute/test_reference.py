@@ -13,7 +13,7 @@ from tiny_decoders import BLOCK_SIZE, PLAIN, VARIANTS, ArrayWeights, naive_logit
 from chairlift.core.errors import ModelError
 from chairlift.core.types import Draw, Plan, Sampling
 from chairlift.execute.parameters import Parameters
-from chairlift.execute.reference import ReferenceExecutor
+from chairlift.execute.reference import ReferenceExecutor, attend
 from chairlift.models.description import Description
 
 EVERYTHING = VARIANTS["everything"]
@@ -122,6 +122,13 @@ def test_broken_numbers_left_in_a_block_are_never_read() -> None:
     pool = executor(description, weights, num_blocks=2)
     pool.logits([row([60] * 8, [0, 1])])
     assert np.isfinite(pool.logits([row([1, 2, 3, 4, 5], [1, 0])])).all()
+
+
+def test_attention_takes_scores_beyond_what_an_exponential_can_hold() -> None:
+    queries, keys = np.full((1, 1, 2), 100, dtype=np.float32), np.array([[[1, 1]], [[9, 9]]], dtype=np.float32)
+    values = np.array([[[1, 2]], [[3, 4]]], dtype=np.float32)
+    mixed = attend(queries, keys, values, np.ones((1, 2), dtype=np.bool_), scale=1.0)
+    assert mixed.tolist() == [[[3, 4]]]
 
 
 class TestPads:

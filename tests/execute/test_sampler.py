@@ -120,7 +120,7 @@ class TestBans:
         assert one(CLEAR, sampling, banned=frozenset({0, 1, 3, 4})) == 2
 
     def test_ids_beyond_the_vocabulary_ban_nothing(self) -> None:
-        assert one(CLEAR, GREEDY, banned=frozenset({5, 10_000, -1})) == 1
+        assert one(CLEAR[:2], GREEDY, banned=frozenset({2, 10_000, -1})) == 1
 
     def test_everything_banned_is_our_own_mistake(self) -> None:
         with pytest.raises(AssertionError):
@@ -155,6 +155,9 @@ class TestCutting:
     def test_top_k_breaks_ties_by_the_lower_id(self) -> None:
         assert set(many(np.ones(6, dtype=np.float32), Sampling(top_k=3))) == {0, 1, 2}
 
+    def test_top_k_takes_of_the_tied_only_as_many_as_are_left(self) -> None:
+        assert set(many(np.array([1, 2, 1, 1], dtype=np.float32), Sampling(top_k=2))) == {0, 1}
+
     @pytest.mark.parametrize("top_k", [0, 5, 10**9])
     def test_top_k_of_nothing_or_everything_is_off(self, top_k: int) -> None:
         assert set(many(CLEAR, Sampling(temperature=5.0, top_k=top_k))) == {0, 1, 2, 3, 4}
@@ -168,6 +171,10 @@ class TestCutting:
 
     def test_top_p_breaks_ties_by_the_lower_id(self) -> None:
         assert set(many(np.ones(8, dtype=np.float32), Sampling(top_p=0.3))) == {0, 1, 2}
+
+    def test_top_p_breaks_many_ties_by_the_lower_id(self) -> None:
+        logits = np.arange(200, dtype=np.float32) % 2 * 20  # the odd ids hold all that counts
+        assert max(many(logits, Sampling(top_p=0.195), count=1000)) == 39
 
     def test_top_p_counts_what_top_k_left(self) -> None:
         logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))

@@ -19,7 +19,7 @@ def key(seed: int, choice: int, position: int) -> int:
     """
     mixed = 0
     for part in (seed, choice, position):
-        mixed = _mix(((mixed ^ (part & _MASK)) + _GAMMA) & _MASK)
+        mixed = _mix(((mixed ^ part) + _GAMMA) & _MASK)
     return mixed
 
 
