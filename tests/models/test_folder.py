@@ -187,7 +187,12 @@ def test_special_tokens_by_text_or_as_objects(tmp_path: Path, load: Load) -> Non
 
 def test_all_end_tokens_are_collected(tmp_path: Path, load: Load) -> None:
     files = {"generation_config.json": {"eos_token_id": [7, 8]}, "tokenizer_config.json": {"eos_token": "<|im_end|>"}}
-    assert load(hf_folder(tmp_path, files=files)).tokenizer.eos_ids == (7, 8, 2, 3)
+    assert set(load(hf_folder(tmp_path, files=files)).tokenizer.eos_ids) == {2, 3, 7, 8}
+
+
+def test_the_tokenizers_own_end_token_comes_first_as_templates_write_it(tmp_path: Path, load: Load) -> None:
+    files = {"generation_config.json": {"eos_token_id": [7, 8]}, "tokenizer_config.json": {"eos_token": "<|im_end|>"}}
+    assert load(hf_folder(tmp_path, files=files)).tokenizer.eos_ids == (3, 7, 8, 2)
 
 
 def test_recommended_sampling_is_passed_on(tmp_path: Path, load: Load) -> None:
