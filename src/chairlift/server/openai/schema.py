@@ -30,6 +30,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_SALT_CHARS = 128
+MAX_COUNT = 2**63 - 1
+"""Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
 SEED_RANGE = (-(2**63), 2**64 - 1)
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -267,11 +269,11 @@ class GenerationBody(BaseModel):
     model_config = STRICT
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, AfterValidator(_seed)] | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_listed), AfterValidator(_stops)] = None
@@ -304,7 +306,7 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions. `max_completion_tokens` goes before the older `max_tokens`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
