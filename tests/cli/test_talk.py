@@ -1,18 +1,18 @@
 import pytest
+from executors import ShadowExecutor
 from scripted_engine import scripted
 from tiny import END, script
 
-from chairlift.cli.talk import DEFAULT_TEMPERATURE, Said, Talker, Wishes
+from chairlift.cli.talk import DEFAULT_TEMPERATURE, Asked, Said, Talker
 from chairlift.compose import Engine
 from chairlift.core.errors import NeverFits
-from chairlift.core.types import Sampling
 
-DEFAULTS = Wishes()
+DEFAULTS = Asked()
 
 
-async def said(parts: Engine, prompt: str = "hi\n", wishes: Wishes = DEFAULTS) -> tuple[Said, list[str]]:
+async def said(parts: Engine, prompt: str = "hi\n", asked: Asked = DEFAULTS) -> tuple[Said, list[str]]:
     pieces: list[str] = []
-    talker = Talker(parts, wishes)
+    talker = Talker(parts, asked)
     try:
         return await talker.ask(talker.plain_prompt(prompt), pieces.append), pieces
     finally:
@@ -25,12 +25,12 @@ async def test_an_answer_ends_before_its_end_token() -> None:
 
 
 async def test_an_answer_ends_before_a_stop_string() -> None:
-    answer, _ = await said(scripted(script("Paris, of course")), wishes=Wishes(stops=(", ",)))
+    answer, _ = await said(scripted(script("Paris, of course")), asked=Asked(stops=(", ",)))
     assert (answer.text, answer.finish, answer.tokens) == ("Paris", "stop", 7)
 
 
 async def test_a_wished_length_is_kept() -> None:
-    answer, _ = await said(scripted(), wishes=Wishes(max_tokens=9))
+    answer, _ = await said(scripted(), asked=Asked(max_tokens=9))
     assert (len(answer.text), answer.finish) == (9, "length")
 
 
@@ -45,7 +45,7 @@ async def test_a_prompt_that_is_too_long_is_refused() -> None:
 
 
 async def test_a_conversation_shares_its_beginning_from_turn_to_turn() -> None:
-    talker = Talker(scripted(script("ok", END)), Wishes())
+    talker = Talker(scripted(script("ok", END)), Asked())
     messages = [{"role": "user", "content": "a question of some length"}]
     try:
         first = await talker.ask(talker.chat_prompt(messages), lambda _: None)
@@ -56,10 +56,11 @@ async def test_a_conversation_shares_its_beginning_from_turn_to_turn() -> None:
     assert (first.cached, second.cached) == (0, first.prompt_tokens // 16 * 16)
 
 
-def test_wishes_win_over_recommendations_and_those_over_our_defaults() -> None:
-    recommended = {"temperature": 0.3, "top_k": 40.0}
-    assert Wishes(top_k=5, seed=9).sampling(recommended, seed=1) == Sampling(temperature=0.3, top_k=5, seed=9)
-    assert Wishes().sampling({}, seed=1) == Sampling(temperature=DEFAULT_TEMPERATURE, seed=1)
+async def test_a_model_that_recommends_nothing_is_a_little_daring() -> None:
+    parts = scripted(script("ok", END))
+    await said(parts)
+    assert isinstance(parts.executor, ShadowExecutor)
+    assert parts.executor.plans[0].work[0].draws[0].sampling.temperature == DEFAULT_TEMPERATURE
 
 
 def test_a_single_token_has_no_rate() -> None:

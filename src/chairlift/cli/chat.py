@@ -36,19 +36,20 @@ def chat(
     Ctrl-C stops the answer and not the program; Ctrl-D or /exit ends it; /new forgets the conversation.
     """
     from chairlift.cli.loading import load_engine
-    from chairlift.cli.talk import Talker, Wishes
+    from chairlift.cli.talk import Asked, Talker
     from chairlift.compose import EngineOptions
+    from chairlift.core.wishes import Wishes
 
-    asked = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
-    wishes = Wishes(temperature, top_p, top_k, min_p, seed, max_tokens, tuple(stop or ()))
-    engine = load_engine(model, asked, template=chat_template)
+    sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
+    engine = load_engine(model, sizes, template=chat_template)
     if not engine.template.available:
         raise TemplateError(
             f"{model} has no chat template: complete text with `chairlift run --raw`, or give one with --chat-template FILE"
         )
 
     async def begin() -> Talker:
-        return Talker(engine, wishes)
+        return Talker(engine, asked)
 
     # The loop runs while an answer comes and stands still while the user types: so Ctrl-C always reaches the right one.
     with asyncio.Runner() as runner:

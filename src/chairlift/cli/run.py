@@ -37,17 +37,18 @@ def run(
     """
     from chairlift.cli.loading import load_engine
     from chairlift.cli.report import write_json
-    from chairlift.cli.talk import Talker, Wishes
+    from chairlift.cli.talk import Asked, Talker
     from chairlift.compose import EngineOptions
+    from chairlift.core.wishes import Wishes
 
-    asked = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
-    wishes = Wishes(temperature, top_p, top_k, min_p, seed, max_tokens, tuple(stop or ()))
+    sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
-    engine = load_engine(model, asked, template=chat_template)
+    engine = load_engine(model, sizes, template=chat_template)
     plain = raw or not engine.template.available
 
     async def answer() -> "Said":
-        talker = Talker(engine, wishes)
+        talker = Talker(engine, asked)
         try:
             return await _ask(talker, text, system=system, plain=plain)
         finally:

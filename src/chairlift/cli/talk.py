@@ -3,11 +3,12 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chairlift.compose import Engine
 from chairlift.core.errors import ModelError
 from chairlift.core.types import Finish, Request, Sampling, Stopping
+from chairlift.core.wishes import Wishes, sampling
 from chairlift.engine.client import EngineClient
 from chairlift.text.answer import Answer
 from chairlift.text.template import encode_chat
@@ -20,30 +21,12 @@ Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """How answers are to be drawn and where they end. None: what the model recommends."""
+class Asked:
+    """How answers are to be drawn and where they end. None: as the model recommends, and as long as the context has room."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    wishes: Wishes = field(default_factory=Wishes)
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
-
-    def sampling(self, defaults: Mapping[str, float], seed: int) -> Sampling:
-        """`seed` is used if none is wished."""
-
-        def pick(wish: float | None, name: str, otherwise: float) -> float:
-            return defaults.get(name, otherwise) if wish is None else wish
-
-        return Sampling(
-            temperature=pick(self.temperature, "temperature", DEFAULT_TEMPERATURE),
-            top_p=pick(self.top_p, "top_p", 1.0),
-            top_k=int(pick(self.top_k, "top_k", 0)),
-            min_p=pick(self.min_p, "min_p", 0.0),
-            seed=seed if self.seed is None else self.seed,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +53,17 @@ class Talker:
     def __init__(
         self,
         engine: Engine,
-        wishes: Wishes,
+        asked: Asked,
         *,
         clock: Callable[[], float] = time.perf_counter,
         randbits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self._engine = engine
-        self._wishes = wishes
+        self._asked = asked
         self._client = EngineClient(engine.fit.config, engine.executor)
         self._clock = clock
         self._randbits = randbits
-        self._asked = 0
+        self._count = 0
 
     def chat_prompt(self, messages: Messages) -> list[int]:
         """The tokens of a conversation, ready for the assistant's turn. TemplateError if the model cannot chat."""
@@ -95,7 +78,7 @@ class Talker:
         Cancelling it ends the answer and frees its memory.
         """
         request = self._request(prompt)
-        answer = Answer(self._engine.tokenizer, stops=self._wishes.stops)
+        answer = Answer(self._engine.tokenizer, stops=self._asked.stops)
         began = self._clock()
         first, cached, finish = None, 0, None
         parts: list[str] = []
@@ -122,15 +105,15 @@ class Talker:
         await self._client.close()
 
     def _request(self, prompt: list[int]) -> Request:
-        self._asked += 1
-        tokenizer, wishes = self._engine.tokenizer, self._wishes
+        self._count += 1
+        otherwise = Sampling(temperature=DEFAULT_TEMPERATURE, seed=self._randbits(SEED_BITS))
         return Request(
-            id=f"talk-{self._asked}",
+            id=f"talk-{self._count}",
             prompt=tuple(prompt),
             stopping=Stopping(
-                max_tokens=wishes.max_tokens or max(1, self._client.longest - len(prompt)),
-                eos_ids=frozenset(tokenizer.eos_ids),
+                max_tokens=self._asked.max_tokens or max(1, self._client.longest - len(prompt)),
+                eos_ids=frozenset(self._engine.tokenizer.eos_ids),
             ),
-            sampling=wishes.sampling(self._engine.model.defaults, self._randbits(SEED_BITS)),
+            sampling=sampling(self._asked.wishes, self._engine.model.defaults, otherwise),
             arrival=self._client.now(),
         )

@@ -1,11 +1,12 @@
 """From tokens to a job: limits, sampling, stopping, and names. Knows the service; not how an answer is shaped or sent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
 from chairlift.core.types import Request, Sampling, Stopping
+from chairlift.core.wishes import Wishes, sampling
 from chairlift.server.generate import Choice
 from chairlift.server.openai.errors import ApiError, bad_request, unknown_model
 from chairlift.server.openai.prompts import check_ids
@@ -136,16 +137,6 @@ def _stopping(tokenizer: Tokenizer, body: GenerationBody, max_tokens: int) -> St
 
 
 def _sampling(service: Service, body: GenerationBody) -> Sampling:
-    defaults = service.defaults
-    seed = body.seed if body.seed is not None and body.seed != FRESH_SEED else service.world.seed()
-    return Sampling(
-        temperature=_or_default(body.temperature, defaults, "temperature", 1.0),
-        top_k=max(0, int(_or_default(body.top_k, defaults, "top_k", 0))),
-        top_p=_or_default(body.top_p, defaults, "top_p", 1.0),
-        min_p=_or_default(body.min_p, defaults, "min_p", 0.0),
-        seed=seed % SEEDS,
-    )
-
-
-def _or_default(value: float | None, defaults: Mapping[str, float], name: str, otherwise: float) -> float:
-    return float(defaults.get(name, otherwise) if value is None else value)
+    seed = None if body.seed in (None, FRESH_SEED) else body.seed % SEEDS
+    wishes = Wishes(body.temperature, body.top_k, body.top_p, body.min_p, seed)
+    return sampling(wishes, service.defaults, Sampling(seed=service.world.seed()))
