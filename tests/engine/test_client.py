@@ -11,7 +11,7 @@ from engines import NEXT, config
 from executors import ShadowExecutor, solo
 from virtual import request
 
-from chairlift.core.errors import NeverFits, QueueFull, Unavailable
+from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Step
 from chairlift.core.types import Plan, Result, Stopping
 from chairlift.engine.client import Delta, EngineClient, Stream
@@ -154,15 +154,67 @@ async def test_a_request_that_can_never_fit_is_refused_and_leaves_no_trace():
 async def test_a_full_queue_refuses_with_a_time_to_come_back():
     executor = GatedExecutor(gated=True)
     async with engine(executor, max_num_seqs=1, max_num_queued_reqs=2) as client:
-        streams = [client.submit(request("a", range(5)))]
-        await asyncio.to_thread(executor.launched.acquire)
-        streams += [client.submit(request("b", range(5)))]
+        streams = [client.submit(request(name, range(5))) for name in "abc"]
         with pytest.raises(QueueFull) as refusal:
-            client.submit(request("c", range(5)))
+            client.submit(request("d", range(5)))
         assert (refusal.value.limit, 1 <= refusal.value.retry_after_s <= 120) == ("max_num_queued_reqs", True)
         executor.permits.release(1000)
         for stream in streams:
             assert (await read(stream))[-1].finish == "length"
+
+
+async def test_whoever_finds_a_free_place_does_not_count_as_waiting():
+    async with engine(max_num_seqs=4, max_num_queued_reqs=1) as client:
+        streams = [client.submit(request(str(number), range(5))) for number in range(5)]
+        assert [(await read(stream))[-1].finish for stream in streams] == ["length"] * 5
+
+
+async def test_requests_that_belong_together_are_queued_together_or_not_at_all():
+    recorder = Recorder()
+    async with engine(sinks=[recorder], max_num_seqs=2, max_num_queued_reqs=1) as client:
+        with pytest.raises(NeverFits):
+            client.submit_all([request("a", range(5)), request("b", range(300))])
+        assert [len(await read(s)) > 0 for s in client.submit_all([request(name, range(5)) for name in "abc"])] == [True] * 3
+    assert {admitted.request.id for step in recorder.steps for admitted in step.admitted} == set("abc")
+
+
+async def test_a_job_that_could_never_be_queued_is_not_told_to_come_back():
+    async with engine(max_num_seqs=2, max_num_queued_reqs=1) as client:
+        with pytest.raises(NeverFits, match="the request has 4 prompts, but at most 2 can run and 1 wait"):
+            client.submit_all([request(name, range(5)) for name in "abcd"])
+
+
+async def test_idle_time_does_not_make_the_queue_look_slow():
+    times = [0.0]
+    executor = GatedExecutor(gated=True)
+    client = EngineClient(config(num_blocks=200, max_num_seqs=1, max_num_queued_reqs=1), executor, clock=lambda: times[0])
+    executor.permits.release(4)
+    await read(client.submit(request("a", range(5))))
+    times[0] = 3600.0
+    executor.permits.release(4)
+    await read(client.submit(request("b", range(5))))
+    client.submit_all([request("c", range(5)), request("d", range(5))])
+    with pytest.raises(QueueFull) as refusal:
+        client.submit(request("e", range(5)))
+    executor.permits.release(1000)
+    await client.close()
+    assert refusal.value.retry_after_s <= 2
+
+
+async def test_a_reader_hears_of_an_abort_from_elsewhere():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor) as client:
+        reader = asyncio.create_task(read(client.submit(request("a", range(5), 200))))
+        await asyncio.sleep(0)
+        client.abort("a")
+        assert (await reader)[-1].finish == "abort"
+
+
+async def test_an_empty_prompt_is_refused_and_harms_nobody():
+    async with engine() as client:
+        with pytest.raises(Refused, match="the prompt is empty"):
+            client.submit(request("a", []))
+        assert (await read(client.submit(request("b", range(5)))))[-1].finish == "length"
 
 
 async def test_queued_tokens_are_limited_too_but_one_request_may_always_wait():
@@ -182,12 +234,15 @@ async def test_one_broken_step_ends_its_requests_with_an_error_and_the_engine_go
 
 
 async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so():
-    async with engine(GatedExecutor(broken_from=0), max_num_seqs=1) as client:
+    recorder = Recorder()
+    async with engine(GatedExecutor(broken_from=0), sinks=[recorder], max_num_seqs=1) as client:
         answers = await asyncio.gather(*(read(client.submit(request(str(n), range(5), 9))) for n in range(6)))
         assert [deltas[-1].finish for deltas in answers] == ["error"] * 6
         assert client.health() == "failed"
         with pytest.raises(Unavailable, match="the engine has failed"):
             client.submit(request("late", range(5)))
+    ends = [output.seq_id for step in recorder.steps for output in step.outputs if output.finish]
+    assert (sorted(ends), recorder.steps[-1].snapshot.waiting) == ([str(number) for number in range(6)], 0)
 
 
 async def test_a_sink_that_raises_is_switched_off_and_harms_nobody(caplog: pytest.LogCaptureFixture):

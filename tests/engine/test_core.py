@@ -8,6 +8,7 @@ from virtual import Ride, request
 from chairlift.core.errors import NeverFits
 from chairlift.core.types import Plan, Result, Stopping
 from chairlift.engine.core import EngineCore
+from chairlift.schedule import door
 
 
 def states(engine: Ride) -> tuple[int, int]:
@@ -21,7 +22,7 @@ def states(engine: Ride) -> tuple[int, int]:
 def test_a_prompt_bigger_than_the_pool_is_refused_and_blocks_nobody():
     engine = ride(num_blocks=8, block_size=16, max_model_len=512)
     with pytest.raises(NeverFits):
-        engine.core.scheduler.add(request("a", range(200)))
+        door.check(request("a", range(200)), engine.core.scheduler.config)
     engine.submit(request("b", range(10)))
     engine.run()
     assert engine.endings["b"] == ["length"]
@@ -327,5 +328,23 @@ def test_plans_describe_themselves():
     plan: Plan = engine.step().plan
     assert (plan.step, plan.tokens, plan.work[0].start, plan.work[0].tokens.tolist()) == (0, 3, 0, [0, 1, 2])
     engine.run()
+    assert engine.steps[-1].plan.closed == ()
+
+
+def test_the_executor_hears_once_of_every_request_that_has_ended():
+    settings = config()
+    executor = ShadowExecutor(20, 4, NEXT)
+    engine = Ride(EngineCore(settings, executor))
+    for name in "ab":
+        engine.submit(request(name, range(3), 2))
+        engine.run()
+    assert [plan.closed for plan in executor.plans] == [(), (), ("a",), ()]
+
+
+def test_blocks_of_a_failed_request_leave_the_index():
+    engine = Ride(EngineCore(config(), Failing(row="a")))
+    engine.submit(request("a", range(16)), request("b", range(40, 43)))
     engine.step()
-    assert [step.plan.closed for step in engine.steps if step.plan.closed] == [("a",)]
+    before = len(engine.core.scheduler.index)
+    engine.run()
+    assert (before, len(engine.core.scheduler.index)) == (2, 1)

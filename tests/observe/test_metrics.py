@@ -10,7 +10,7 @@ from chairlift.core.events import Admitted, Step
 from chairlift.core.types import Output, Plan, Request, Snapshot, Stopping
 from chairlift.observe.metrics import Metrics, Tally
 
-QUIET = Step(now=0.0, plan=Plan(0, ()), outputs=(), admitted=(), snapshot=Snapshot(0, 0, 0, 10, 10))
+QUIET = Step(now=0.0, plan=Plan(0, ()), outputs=(), admitted=(), snapshot=Snapshot(0, 0, 10, 10))
 
 
 def request(prompt: int) -> Request:
@@ -25,7 +25,7 @@ def after(*steps: Step) -> Tally:
 
 
 def test_gauges_are_those_of_the_last_step() -> None:
-    busy = replace(QUIET, snapshot=Snapshot(running=3, waiting=2, waiting_tokens=9, free_blocks=4, total_blocks=16))
+    busy = replace(QUIET, snapshot=Snapshot(running=3, waiting=2, free_blocks=4, total_blocks=16))
     assert (after(busy).running, after(busy).waiting, after(busy).kv_cache_usage) == (3, 2, 0.75)
     assert (after(busy, QUIET).running, after(busy, QUIET).kv_cache_usage) == (0, 0.0)
 
@@ -60,7 +60,7 @@ STEPS = st.builds(
         plan=Plan(0, (), preempted=("x",) * preempted),
         outputs=(Output("a", (1,) * tokens, finish),),
         admitted=(Admitted(request(cached + 1), queried=cached + 1, cached=cached),),
-        snapshot=Snapshot(1, 1, 1, free, 10),
+        snapshot=Snapshot(1, 1, free, 10),
     ),
     st.integers(0, 10),
     COUNTS,

@@ -15,7 +15,7 @@ STEP = Step(
     plan=Plan(1, (), preempted=("x",)),
     outputs=(Output("a", (1, 2), "stop"), Output("b", (), "abort")),
     admitted=(),
-    snapshot=Snapshot(running=2, waiting=1, waiting_tokens=5, free_blocks=48, total_blocks=64),
+    snapshot=Snapshot(running=2, waiting=1, free_blocks=48, total_blocks=64),
 )
 
 

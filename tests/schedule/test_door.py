@@ -4,7 +4,7 @@ import pytest
 from engines import config
 from virtual import request
 
-from chairlift.core.errors import NeverFits
+from chairlift.core.errors import NeverFits, Refused
 from chairlift.schedule import door
 
 
@@ -32,6 +32,11 @@ def test_a_prompt_longer_than_the_context_is_refused_without_talk_of_max_tokens(
 def test_more_than_the_whole_pool_names_the_pool():
     with pytest.raises(NeverFits, match="the whole pool holds 40"):
         door.check(request("a", range(40), 2), config(num_blocks=10))
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(Refused, match="the prompt is empty"):
+        door.check(request("a", []), config())
 
 
 def test_the_last_token_needs_no_place_in_the_cache():

@@ -18,7 +18,10 @@ class Executor(Protocol):
 
 
 class Sink(Protocol):
-    """Consumes what happened: metrics, traces, records. It must not block; one that raises is switched off and logged."""
+    """Consumes what happened: metrics, traces, records. It must not block; one that raises is switched off and logged.
+
+    It is called by the engine's thread and by the one that submits requests, but never by both at the same time.
+    """
 
     def on_step(self, step: Step) -> None: ...
     def on_refusal(self, reason: str) -> None: ...

@@ -74,9 +74,9 @@ class Sequence:
         "indexed",
         "number",
         "place",
-        "preemptions",
         "prompt_len",
         "request",
+        "running",
         "started",
         "tokens",
     )
@@ -95,9 +95,10 @@ class Sequence:
         self.indexed = 0
         """Full blocks that stand in the prefix index; `place` is where the last of them stands in its tree."""
         self.place: int | str = request.cache_salt
+        self.running = False
+        """It is among those that steps are planned for, and holds blocks; otherwise it waits or has ended."""
         self.started = False
         """It has been admitted at least once."""
-        self.preemptions = 0
         self.finish: Finish | None = None
 
     @property
@@ -188,7 +189,6 @@ class Snapshot(NamedTuple):
 
     running: int
     waiting: int
-    waiting_tokens: int
     free_blocks: int
     total_blocks: int
 

@@ -8,12 +8,12 @@ anything.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from chairlift.core.config import EngineConfig
-from chairlift.core.errors import NeverFits, QueueFull, Unavailable
+from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Health, Step
 from chairlift.core.ports import Executor, Sink
 from chairlift.core.types import Finish, Output, Request, Snapshot
@@ -22,6 +22,8 @@ from chairlift.engine.loop import EngineLoop
 from chairlift.schedule import door
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 120
+SMOOTHING = 0.2
+"""Weight of the latest interval between two endings in their running mean."""
 
 
 class Delta(NamedTuple):
@@ -42,7 +44,8 @@ class Stream:
     def __init__(self, request: Request, leave: Callable[[str], None]) -> None:
         self.request = request
         self._leave = leave
-        self._slot: Delta | None = None
+        self._tokens: list[int] = []
+        self._last = Output(request.id)
         self._filled = asyncio.Event()
         self._ended = False
 
@@ -58,15 +61,14 @@ class Stream:
         while not self._ended:
             await self._filled.wait()
             self._filled.clear()
-            delta, self._slot = self._slot, None
-            assert delta is not None
-            self._ended = delta.finish is not None
-            yield delta
+            tokens, self._tokens = self._tokens, []
+            self._ended = self._last.finish is not None
+            yield Delta(tuple(tokens), self._last.finish, self._last.stop_reason, self._last.cached)
 
     def put(self, output: Output) -> None:
-        """Called by the client for every output of this request."""
-        held = self._slot.tokens if self._slot else ()
-        self._slot = Delta(held + output.tokens, output.finish, output.stop_reason, output.cached)
+        """Called by the client for every output of this request; the slot keeps all tokens and the latest of the rest."""
+        self._tokens.extend(output.tokens)
+        self._last = output
         self._filled.set()
 
 
@@ -105,24 +107,24 @@ class EngineClient:
 
     def submit(self, request: Request) -> Stream:
         """Queues a request. Raises NeverFits, QueueFull or Unavailable; a refused request leaves no trace."""
-        assert request.id not in self._streams, "ids of requests in flight are unique"
-        if self._closed is not None:
-            raise Unavailable(self._closed)
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Stream]:
+        """Queues requests that belong together: all of them, or none. Raises as `submit`."""
+        closed = self._closed or self._loop.failure
+        if closed is not None:
+            raise Unavailable(closed)
         try:
-            door.check(request, self.config)
-            self._check_queue(request)
-        except NeverFits:
-            self._loop.tell_refusal("never_fits")
-            raise
+            for request in requests:
+                door.check(request, self.config)
+            self._check_queue(requests)
         except QueueFull as full:
             self._loop.tell_refusal(full.limit)
             raise
-        stream = Stream(request, self.abort)
-        self._streams[request.id] = stream
-        self._queued[request.id] = len(request.prompt)
-        self._idle.clear()
-        self._loop.send(Submit(request))
-        return stream
+        except Refused:
+            self._loop.tell_refusal("never_fits")
+            raise
+        return [self._enqueue(request) for request in requests]
 
     def abort(self, request_id: str) -> None:
         """Ends a request whose client has left. One that has ended is left alone."""
@@ -155,24 +157,42 @@ class EngineClient:
         await self.drain(0)
         await asyncio.to_thread(self._loop.stop)
 
-    def _end(self, request_id: str, finish: Finish) -> None:
-        if self._forget(request_id):
-            self._loop.send(End(request_id, finish))
+    def _enqueue(self, request: Request) -> Stream:
+        assert request.id not in self._streams, "ids of requests in flight are unique"
+        stream = Stream(request, self.abort)
+        self._streams[request.id] = stream
+        self._queued[request.id] = len(request.prompt)
+        self._idle.clear()
+        self._loop.send(Submit(request))
+        return stream
 
-    def _forget(self, request_id: str) -> bool:
+    def _end(self, request_id: str, finish: Finish) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._loop.send(End(request_id, finish))
+            self._deliver_one(stream, Output(request_id, finish=finish))
+
+    def _forget(self, request_id: str) -> None:
         self._queued.pop(request_id, None)
-        known = self._streams.pop(request_id, None) is not None
+        self._streams.pop(request_id, None)
         if not self._streams:
             self._idle.set()
-        return known
 
-    def _check_queue(self, request: Request) -> None:
-        config = self.config
-        if len(self._queued) >= config.max_num_queued_reqs:
-            raise self._full("max_num_queued_reqs", f"{len(self._queued)} requests are waiting already")
-        tokens = sum(self._queued.values()) + len(request.prompt)
-        if config.max_num_queued_tokens is not None and self._queued and tokens > config.max_num_queued_tokens:
-            raise self._full("max_num_queued_tokens", f"{tokens - len(request.prompt)} prompt tokens are waiting already")
+    def _check_queue(self, requests: Sequence[Request]) -> None:
+        """Whoever finds a free place does not count as waiting; the tokens of a job may always wait if nobody else does."""
+        config, queued, count = self.config, len(self._queued), len(requests)
+        if count > config.max_num_seqs + config.max_num_queued_reqs:
+            raise NeverFits(
+                f"the request has {count} prompts, but at most {config.max_num_seqs} can run"
+                f" and {config.max_num_queued_reqs} wait"
+            )
+        free_places = max(0, config.max_num_seqs - (len(self._streams) - queued))
+        if queued + count > config.max_num_queued_reqs + free_places:
+            raise self._full("max_num_queued_reqs", f"{queued} requests are waiting already")
+        waiting = sum(self._queued.values())
+        tokens = waiting + sum(len(request.prompt) for request in requests)
+        if config.max_num_queued_tokens is not None and queued and tokens > config.max_num_queued_tokens:
+            raise self._full("max_num_queued_tokens", f"{waiting} prompt tokens are waiting already")
 
     def _full(self, limit: str, what: str) -> QueueFull:
         wait_s = math.ceil(len(self._queued) * self._interval_s)
@@ -206,12 +226,12 @@ class EngineClient:
             self._forget(output.seq_id)
 
     def _deliver_failure(self, message: str) -> None:
-        self._closed = message
         for request_id, stream in list(self._streams.items()):
             self._deliver_one(stream, Output(request_id, finish="error", stop_reason=message))
 
     def _note_ending(self) -> None:
+        """Only the time between two endings while others wait says how fast places become free."""
         now = self.now()
-        if self._last_ending is not None and self._queued:
-            self._interval_s += 0.2 * (now - self._last_ending - self._interval_s)
-        self._last_ending = now
+        if self._last_ending is not None:
+            self._interval_s += SMOOTHING * (now - self._last_ending - self._interval_s)
+        self._last_ending = now if self._queued else None

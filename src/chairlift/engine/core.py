@@ -35,8 +35,8 @@ Command = Submit | End
 class EngineCore:
     """One engine. `inbox` takes commands from any thread, in order; everything else belongs to the thread that steps."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, scheduler: Scheduler | None = None) -> None:
-        self.scheduler = scheduler or Scheduler(config, preset(config))
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        self.scheduler = Scheduler(config, preset(config))
         self.inbox: deque[Command] = deque()
         self._executor = executor
         self._executing: Plan | None = None
@@ -66,6 +66,13 @@ class EngineCore:
         self.scheduler.commit(plan, Result(plan.step, (), failed))
         self.scheduler.index.clear()
         return self._report(now, plan, 0.0)
+
+    def abandon(self, now: float, message: str) -> Step:
+        """Ends all requests with an error: the engine has failed for good."""
+        self._take_commands()
+        for sequence in list(self.scheduler.sequences):
+            self.scheduler.end(sequence.id, "error", message)
+        return self._report(now, Plan(step=-1, work=()), 0.0)
 
     def close(self) -> None:
         self._executor.close()

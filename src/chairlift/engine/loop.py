@@ -37,9 +37,11 @@ class EngineLoop:
         self._publish = publish
         self._failed = failed
         self._sinks = list(sinks)
+        self._telling = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
-        self._failure: str | None = None
+        self.failure: str | None = None
+        """Why the engine has ended, if it did by a fault."""
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -52,8 +54,7 @@ class EngineLoop:
         self._wake.set()
 
     def tell_refusal(self, reason: str) -> None:
-        for sink in list(self._sinks):
-            self._guard(sink, lambda sink=sink: sink.on_refusal(reason))
+        self._tell_sinks(lambda sink: sink.on_refusal(reason))
 
     def stop(self) -> None:
         """Ends the thread after the running step. Returns when it has ended."""
@@ -63,7 +64,7 @@ class EngineLoop:
             self._thread.join()
 
     def health(self) -> Health:
-        if self._failure is not None:
+        if self.failure is not None:
             return "failed"
         if self._closing or not self._thread.is_alive():
             return "closed"
@@ -75,8 +76,9 @@ class EngineLoop:
             self._loop()
         except Exception as error:
             log.exception("the engine has failed")
-            self._failure = f"the engine has failed: {error}"
-            self._failed(self._failure)
+            self.failure = f"the engine has failed: {error}"
+            self._abandon(self.failure)
+            self._failed(self.failure)
         finally:
             self._core.close()
 
@@ -92,11 +94,11 @@ class EngineLoop:
                 failures += 1
                 log.exception("step failed (%d in a row)", failures)
                 failed = self._core.fail_step(self.clock(), f"the model could not be run: {error}")
+                if failed is not None:
+                    self._tell(failed)
                 if failed is None or failures >= MAX_FAILURES:
-                    if failed is not None:
-                        self._tell(failed)
                     raise
-                step = failed
+                continue
             self._step_began = None
             self._tell(step)
             if not step.plan.work:
@@ -105,15 +107,23 @@ class EngineLoop:
     def _patience(self, wake_at: float | None) -> float | None:
         return None if wake_at is None else max(0.0, wake_at - self.clock())
 
+    def _abandon(self, message: str) -> None:
+        """A last step, in which everyone gets an answer. If the scheduler is what has failed, the client answers alone."""
+        try:
+            self._tell(self._core.abandon(self.clock(), message))
+        except Exception:
+            log.exception("the requests of the failed engine could not be ended in order")
+
     def _tell(self, step: Step) -> None:
         """Sinks first: whoever has read an answer finds it counted."""
-        for sink in list(self._sinks):
-            self._guard(sink, lambda sink=sink: sink.on_step(step))
+        self._tell_sinks(lambda sink: sink.on_step(step))
         self._publish(step)
 
-    def _guard(self, sink: Sink, tell: Callable[[], None]) -> None:
-        try:
-            tell()
-        except Exception:
-            log.exception("%s raised and is switched off", type(sink).__name__)
-            self._sinks.remove(sink)
+    def _tell_sinks(self, tell: Callable[[Sink], None]) -> None:
+        with self._telling:
+            for sink in list(self._sinks):
+                try:
+                    tell(sink)
+                except Exception:
+                    log.exception("%s raised and is switched off", type(sink).__name__)
+                    self._sinks.remove(sink)

@@ -1,7 +1,7 @@
 """Which requests can never run. Asked before anything is queued, so that nothing hopeless ever blocks the others."""
 
 from chairlift.core.config import EngineConfig
-from chairlift.core.errors import NeverFits
+from chairlift.core.errors import NeverFits, Refused
 from chairlift.core.types import Request
 
 
@@ -14,7 +14,9 @@ def longest(config: EngineConfig) -> int:
 
 
 def check(request: Request, config: EngineConfig) -> None:
-    """Raises NeverFits with the limit that the request exceeds."""
+    """Raises NeverFits with the limit that the request exceeds, or Refused for a prompt without tokens."""
+    if not request.prompt:
+        raise Refused("the prompt is empty: it has no tokens")
     prompt, answer = len(request.prompt), request.stopping.max_tokens
     if prompt + answer > config.max_model_len:
         asked = f"the prompt has {prompt} tokens" + (f" and max_tokens is {answer}" if prompt < config.max_model_len else "")

@@ -54,7 +54,7 @@ class Group:
         if oldest is None:
             return None
         for member in self._members.values():
-            if not member.blocks and not member.finish:  # it has not joined yet, or was preempted
+            if not member.running and not member.finish:  # it has not joined yet, or was preempted
                 return member
         if running or not (len(queue) >= self.size or now >= oldest.request.arrival + self.wait_s):
             return None

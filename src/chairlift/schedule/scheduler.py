@@ -42,19 +42,22 @@ class Scheduler:
     # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: Request) -> None:
-        """Queues a request that has passed the door."""
-        door.check(request, self.config)
+        """Queues a request that has passed the door (`door.check`)."""
+        assert request.prompt, "the door refuses empty prompts"
+        assert len(request.prompt) + request.stopping.max_tokens <= door.longest(self.config), (
+            "the door refuses what never fits"
+        )
         assert request.id not in self._sequences, "the id of a request in flight is not given twice"
         sequence = Sequence(request, self._count)
         self._count += 1
         self._sequences[request.id] = sequence
         self._queue.push(sequence)
 
-    def end(self, request_id: str, finish: Finish) -> None:
+    def end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
         """Ends a request from outside. One that has ended already stays as it ended."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
-            self._finish(sequence, finish)
+            self._finish(sequence, finish, reason)
 
     # ── the step ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -69,9 +72,11 @@ class Scheduler:
             budget -= self._get_on(grants, budget, now)
         work = [self._work(sequence, count) for sequence, count in grants]
         work += self._policy.gate.padding(budget)
-        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(self._closed))
+        closed: list[str] = []
+        if work:  # a plan without work is not launched, so the news would be lost
+            closed, self._closed = self._closed, closed
+        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed))
         self._step += 1
-        self._closed.clear()
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
@@ -83,6 +88,7 @@ class Scheduler:
             if work.pad or sequence is None:
                 continue
             if work.seq_id in failed:
+                self._distrust(sequence)
                 self._finish(sequence, "error", failed[work.seq_id])
                 continue
             self._enter(sequence, work.start + len(work.tokens))
@@ -108,7 +114,6 @@ class Scheduler:
         return Snapshot(
             running=len(self.running),
             waiting=len(self._queue),
-            waiting_tokens=sum(len(sequence.tokens) for sequence in self._queue),
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
         )
@@ -182,6 +187,7 @@ class Scheduler:
             return False
         self._queue.remove(sequence)
         insort(self.running, sequence, key=self._queue.rank)
+        sequence.running = True
         self._share(sequence, match)
         self._take(sequence, self._blocks(len(sequence.tokens)) - len(match.blocks))
         self._note_first_admission(sequence)
@@ -236,6 +242,11 @@ class Scheduler:
             sequence.place = self.index.add(sequence.place, sequence.tokens[start : start + size], block)
             sequence.indexed += 1
 
+    def _distrust(self, sequence: Sequence) -> None:
+        """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last."""
+        for block in sequence.blocks[: sequence.indexed]:
+            self.index.forget(block)
+
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, sequence: Sequence, count: int) -> Work:
@@ -258,15 +269,16 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
         self.running.remove(sequence)
+        sequence.running = False
         self._release(sequence)
-        sequence.preemptions += 1
         self._queue.push(sequence)
 
     def _finish(
         self, sequence: Sequence, finish: Finish, reason: int | str | None = None, *, tokens: tuple[int, ...] = ()
     ) -> None:
         """The one way out: frees everything that the sequence holds, and answers."""
-        (self.running if sequence.blocks else self._queue).remove(sequence)
+        (self.running if sequence.running else self._queue).remove(sequence)
+        sequence.running = False
         self._release(sequence)
         sequence.finish = finish
         del self._sequences[sequence.id]
