@@ -21,7 +21,7 @@ async def said(parts: Engine, prompt: str = "hi\n", asked: Asked = DEFAULTS) -> 
 
 async def test_an_answer_ends_before_its_end_token() -> None:
     answer, pieces = await said(scripted(script("Paris", END, "more")))
-    assert ("".join(pieces), answer.text, answer.finish, answer.tokens) == ("Paris", "Paris", "stop", 5)
+    assert ("".join(pieces), answer.text, answer.finish, answer.tokens) == ("Paris", "Paris", "stop", 6)
 
 
 async def test_an_answer_ends_before_a_stop_string() -> None:

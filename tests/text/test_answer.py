@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_vocabulary import ScriptedVocabulary
 
-from chairlift.text.answer import Answer
+from chairlift.text.answer import Answer, Part
 
 WORDS = ScriptedVocabulary("one ", "two ", "three ", "four ", "five ", "six")
 
@@ -63,6 +63,44 @@ def test_an_incomplete_character_at_the_end_passes_the_stops_too():
 def test_a_stop_made_of_byte_tokens_is_found():
     answer = Answer(ScriptedVocabulary("a", *[bytes([byte]) for byte in "🦊".encode()], "b"), stops=["🦊"])
     assert (answer.feed(range(6)), answer.tokens) == ("a", 5)
+
+
+def test_parts_have_no_ending_before_the_end():
+    assert Answer(WORDS).take([0, 1]) == Part("one two ")
+
+
+def test_an_end_token_counts_and_is_no_text():
+    answer = Answer(WORDS)
+    assert (answer.take([0, 5], "stop"), answer.tokens) == (Part("one ", "stop"), 2)
+
+
+def test_a_stop_token_is_named_as_the_reason():
+    assert Answer(WORDS).take([0, 5], "stop", 5) == Part("one ", "stop", 5)
+
+
+def test_a_stop_token_that_is_wanted_is_text():
+    answer = Answer(WORDS, include_stop=True)
+    assert (answer.take([0, 5], "stop", 5), answer.tokens) == (Part("one six", "stop", 5), 2)
+
+
+def test_the_last_token_of_the_length_is_text():
+    answer = Answer(WORDS)
+    assert (answer.take([0, 5], "length"), answer.tokens) == (Part("one six", "length"), 2)
+
+
+def test_a_stop_string_goes_before_the_ending_that_came_with_it():
+    answer = Answer(WORDS, stops=["two"])
+    assert (answer.take(WORDS.ids, "length"), answer.tokens) == (Part("one ", "stop", "two"), 2)
+
+
+def test_what_was_held_back_comes_with_the_ending():
+    answer = Answer(ScriptedVocabulary("to be conti", "."), stops=["continued"])
+    assert [answer.take([0]), answer.take([1], "stop")] == [Part("to be "), Part("conti", "stop")]
+
+
+def test_a_stop_in_what_was_held_back_is_the_reason():
+    answer = Answer(ScriptedVocabulary(b"\xf0"), stops=["\ufffd"])
+    assert answer.take([0], "length") == Part("", "stop", "\ufffd")
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.integers(0, 4))

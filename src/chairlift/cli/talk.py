@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from chairlift.compose import Engine
 from chairlift.core.errors import ModelError
-from chairlift.core.types import Finish, Request, Sampling, Stopping
+from chairlift.core.types import Request, Sampling, Stopping
 from chairlift.core.wishes import Wishes, sampling
 from chairlift.engine.client import EngineClient
-from chairlift.text.answer import Answer
+from chairlift.text.answer import Answer, Ending
 from chairlift.text.template import encode_chat
 
 SEED_BITS = 64
@@ -31,10 +31,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An answer that has ended, with its figures. `first_s` is the time to the first token, `total_s` to the last."""
+    """An answer that has ended, with its figures.
+
+    `tokens` counts the one that ended it. `first_s` is the time to the first token, `total_s` to the last.
+    """
 
     text: str
-    finish: Finish
+    finish: Ending
     prompt_tokens: int
     tokens: int
     cached: int
@@ -87,15 +90,12 @@ class Talker:
                 if delta.finish in ("error", "abort"):
                     raise ModelError(str(delta.stop_reason))
                 first = first or self._clock()
-                cached, finish = max(cached, delta.cached), delta.finish
-                # The token that ended the answer is no part of its text.
-                text = answer.feed(delta.tokens[:-1] if finish == "stop" else delta.tokens)
-                if finish is not None and answer.stopped is None:
-                    text += answer.finish()
-                parts.append(text)
-                say(text)
-                if answer.stopped is not None:
-                    finish = "stop"
+                cached = max(cached, delta.cached)
+                part = answer.take(delta.tokens, delta.finish)
+                parts.append(part.text)
+                say(part.text)
+                finish = part.ending
+                if finish is not None:
                     break
         ended = self._clock()
         assert finish is not None

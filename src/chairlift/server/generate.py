@@ -7,16 +7,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from chairlift.core.errors import Refused
 from chairlift.core.types import Request
 from chairlift.engine.client import Delta, EngineClient, Stream
 from chairlift.server.openai.errors import SHOWN_CHARS, ApiError, from_refusal, internal, unavailable
-from chairlift.text.answer import Answer
+from chairlift.text.answer import Answer, Ending
 from chairlift.text.tokenizer import Tokenizer
-
-Ending = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +115,11 @@ class _Writer:
             raise internal(str(delta.stop_reason)[:SHOWN_CHARS])
         if delta.finish == "abort":
             raise unavailable(str(delta.stop_reason or "the request was aborted")[:SHOWN_CHARS])
-        answer = self._answer
         self._cached = max(self._cached, delta.cached)
-        # The token that ended an answer is counted, and belongs to its text no more than a stop string does.
-        silent = delta.finish == "stop" and not self._choice.include_stop
-        text = self._take_lead() + answer.feed(delta.tokens[:-1] if silent else delta.tokens)
-        if answer.stopped is not None:
-            return self._piece(text, answer.tokens, "stop", answer.stopped)
-        if delta.finish is None:
-            return self._piece(text, answer.tokens)
-        reason = delta.stop_reason if delta.finish == "stop" else None
-        return self._piece(text + answer.finish(), answer.tokens + silent, delta.finish, reason)
+        part = self._answer.take(delta.tokens, delta.finish, delta.stop_reason)
+        text = self._take_lead() + part.text
+        return Piece(self._choice.index, text, self._answer.tokens, self._cached, part.ending, part.reason)
 
     def _take_lead(self) -> str:
         lead, self._lead = self._lead, ""
         return lead
-
-    def _piece(self, text: str, tokens: int, finish: Ending | None = None, stop_reason: int | str | None = None) -> Piece:
-        return Piece(self._choice.index, text, tokens, self._cached, finish, stop_reason)

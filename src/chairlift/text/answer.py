@@ -1,9 +1,20 @@
 """The text of one answer: tokens in, text that may be sent out, until a stop string ends it. Knows no engine and no HTTP."""
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from chairlift.text.detokenize import Detokenizer, Vocabulary
 from chairlift.text.stops import StopMatcher
+
+Ending = Literal["stop", "length"]
+
+
+class Part(NamedTuple):
+    """What is new of an answer. The last part, and only it, has an `ending`; `reason` is the stop string or token behind it."""
+
+    text: str
+    ending: Ending | None = None
+    reason: int | str | None = None
 
 
 class Answer:
@@ -23,14 +34,30 @@ class Answer:
     ) -> None:
         self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
+        self._include_stop = include_stop
         self._min_tokens = min_tokens
         self.tokens = 0
-        """Tokens consumed, the one that completed the stop included and none after it."""
+        """Tokens of the answer, the one that ended it included and none after it."""
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the answer."""
         return self._matcher.matched if self._matcher else None
+
+    def take(self, tokens: Sequence[int], ending: Ending | None = None, reason: int | str | None = None) -> Part:
+        """What the next tokens add, and whether the answer ends: because they completed a stop string, or as `ending` says.
+
+        The token that is the `reason` of an ending, or an end token, is the last one: it counts, but it is no more text than a
+        stop string is. Nothing may be taken after the end.
+        """
+        silent = ending == "stop" and not self._include_stop
+        text = self.feed(tokens[:-1] if silent else tokens)
+        if ending is not None and self.stopped is None:
+            self.tokens += silent
+            text += self.finish()
+        if self.stopped is not None:
+            return Part(text, "stop", self.stopped)
+        return Part(text, ending, reason if ending == "stop" else None)
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that may be sent now. Tokens after a stop are ignored."""
