@@ -185,6 +185,15 @@ def test_special_tokens_by_text_or_as_objects(tmp_path: Path, load: Load) -> Non
     assert (source.bos_id, source.pad_id, source.unk_id, source.add_bos) == (1, None, 4, True)
 
 
+def test_tokens_without_embedding_are_left_out(tmp_path: Path, load: Load) -> None:
+    file = json.loads(tokenizer_json())
+    file["added_tokens"].append({"id": 12, "content": "<image>", "special": True})
+    source = load(
+        hf_folder(tmp_path, files={"tokenizer.json": file, "tokenizer_config.json": {"pad_token": "<image>"}})
+    ).tokenizer
+    assert ("<image>" in source.json, source.pad_id) == (False, None)
+
+
 def test_all_end_tokens_are_collected(tmp_path: Path, load: Load) -> None:
     files = {"generation_config.json": {"eos_token_id": [7, 8]}, "tokenizer_config.json": {"eos_token": "<|im_end|>"}}
     assert set(load(hf_folder(tmp_path, files=files)).tokenizer.eos_ids) == {2, 3, 7, 8}

@@ -1,5 +1,7 @@
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -310,6 +312,37 @@ def test_json_of_pieces_has_the_bytes_of_the_same_vocabulary_in_gguf():
 def test_json_of_pieces_is_decoded_as_the_library_does(text: str):
     read = build(TokenizerSource("json", json=pieces_json(), bos_id=1, eos_ids=(2,), add_bos=False))
     assert read.decode(read.encode(text)) == Library.from_str(pieces_json()).decode(read.encode(text))
+
+
+def renumbered(**ids: int) -> str:
+    """The library's file with other ids for its special tokens, or for those that its post-processor writes."""
+    changed = json.loads(library_json(bos=True))
+    for token in changed["added_tokens"]:
+        token["id"] = ids.get(token["content"].strip("<>"), token["id"])
+    changed["post_processor"]["special_tokens"]["<s>"]["ids"] = [ids.get("written", 0)]
+    return json.dumps(changed)
+
+
+def test_json_whose_ids_the_library_would_change_is_refused():
+    with pytest.raises(ModelError, match=r"the id 999 of the token '</s>' leaves a gap before it"):
+        from_json(renumbered(**{"/s": 999}))
+
+
+def test_json_that_writes_a_token_outside_its_vocabulary_is_refused():
+    with pytest.raises(ModelError, match="special token 999 is outside the vocabulary of 259 tokens"):
+        from_json(renumbered(written=999))
+
+
+@pytest.mark.parametrize("named", [{"bos_id": 259}, {"eos_ids": (1, 259)}, {"unk_id": -1}, {"pad_id": 259}])
+def test_json_with_a_special_token_outside_its_vocabulary_is_refused(named: dict[str, Any]):
+    with pytest.raises(ModelError, match="outside the vocabulary of 259 tokens"):
+        build(TokenizerSource("json", json=library_json(), **named))
+
+
+def test_json_with_a_huge_id_is_refused_before_a_table_of_that_size_is_made():
+    vocab = {"a": 0, "b": 4_000_000_000}
+    with pytest.raises(ModelError, match="token id 4,000,000,000: the limit is"):
+        build(TokenizerSource("json", json=Library(models.WordLevel(vocab, unk_token="a")).to_str()))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "not json"])

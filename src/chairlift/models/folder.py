@@ -16,6 +16,7 @@ from chairlift.models.description import Description, Model
 from chairlift.models.fields import Fields
 from chairlift.models.layout import check_layout
 from chairlift.models.safetensors import TensorFiles, open_safetensors
+from chairlift.models.tokenizer_file import with_embeddings
 
 MAX_TEXT = 1 << 28
 """Bytes of a text file that are read at most; the largest `tokenizer.json` are some 40 MB."""
@@ -45,7 +46,7 @@ def load_folder(folder: Path, *, name: str) -> Model:
     config = read_json(folder / "config.json")
     description = from_config(config)
     settings = _optional_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder, config, settings)
+    tokenizer = _tokenizer(folder, config, settings, vocab=description.vocab)
     files = open_safetensors(_weight_files(folder))
     try:
         names, shapes = hf_names(description), {key: stored.shape for key, stored in files.tensors.items()}
@@ -138,22 +139,22 @@ def _defaults(settings: Fields) -> Mapping[str, float]:
     return {key: settings.number(key) for key in SAMPLING if settings.has(key)}
 
 
-def _tokenizer(folder: Path, config: Mapping[str, object], settings: Mapping[str, object]) -> TokenizerSource:
+def _tokenizer(folder: Path, config: Mapping[str, object], settings: Mapping[str, object], *, vocab: int) -> TokenizerSource:
     text = _read_text(folder / "tokenizer.json")
-    ids = _TokenIds(parse_json(text, str(folder / "tokenizer.json")))
+    file = with_embeddings(text, parse_json(text, str(folder / "tokenizer.json")), vocab=vocab)
     about = Fields(_optional_json(folder / "tokenizer_config.json"), "tokenizer_config.json")
     ends = [
         *_ids(Fields(settings, "generation_config.json"), "eos_token_id"),
         *_ids(Fields(config, "config.json"), "eos_token_id"),
     ]
-    named = ids.of(about, "eos_token")
-    begin = ids.of(about, "bos_token")
+    named = file.named(about, "eos_token")
+    begin = file.named(about, "bos_token")
     return TokenizerSource(
         kind="json",
-        json=text,
+        json=file.text,
         bos_id=begin if begin is not None else Fields(config, "config.json").integer_or("bos_token_id", None),
-        unk_id=ids.of(about, "unk_token"),
-        pad_id=ids.of(about, "pad_token"),
+        unk_id=file.named(about, "unk_token"),
+        pad_id=file.named(about, "pad_token"),
         eos_ids=tuple(dict.fromkeys(ends if named is None else [named, *ends])),  # templates call the first `eos_token`
         add_bos=about.flag_or("add_bos_token", None),
         add_eos=about.flag_or("add_eos_token", None),
@@ -163,30 +164,6 @@ def _tokenizer(folder: Path, config: Mapping[str, object], settings: Mapping[str
 
 def _ids(fields: Fields, key: str) -> tuple[int, ...]:
     return fields.integers(key) if fields.has(key) else ()
-
-
-class _TokenIds:
-    """The ids of the tokens in a parsed `tokenizer.json`."""
-
-    def __init__(self, tokenizer: Mapping[str, object]) -> None:
-        self.tokenizer = tokenizer
-
-    def of(self, about: Fields, key: str) -> int | None:
-        """The id of the token that `tokenizer_config.json` names under `key`, as a text or as an object with `content`."""
-        value = about.values.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
-        return self._find(text) if isinstance(text, str) else None
-
-    def _find(self, text: str) -> int | None:
-        added = self.tokenizer.get("added_tokens")
-        for token in added if isinstance(added, list) else ():
-            if isinstance(token, dict) and token.get("content") == text and isinstance(token.get("id"), int):
-                return token["id"]
-        vocab = Fields(self.tokenizer, "tokenizer.json").group("model").values.get("vocab")
-        if isinstance(vocab, dict):
-            found = vocab.get(text)
-            return found if isinstance(found, int) else None
-        return None
 
 
 def _templates(folder: Path, about: Fields) -> Mapping[str, str]:

@@ -34,6 +34,9 @@ class TokenType(IntEnum):
 
 _SPECIAL_TYPES = frozenset({TokenType.UNKNOWN, TokenType.CONTROL})
 
+MAX_TOKENS = 1 << 24
+"""No vocabulary is larger; the largest have some 260,000 tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
@@ -74,7 +77,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below this. The model's head may be larger, with padding that no text gives."""
+        """All ids that a text gives are below this. The model's head may be larger, with padding that no text gives."""
         return len(self._vocabulary.tokens)
 
     @property
@@ -205,12 +208,12 @@ def _from_json(source: TokenizerSource) -> Tokenizer:
     spelling = spelling_of(described.get("decoder"))
     added = backend.get_added_tokens_decoder()
     special = frozenset(index for index, token in added.items() if token.special)
-    names = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
-    tokens = tuple(names.get(index, "") for index in range(max(names, default=-1) + 1))
+    tokens = _json_tokens(backend, described)
     spelt = _json_bytes(backend, tokens, set(added), spelling.kind)
     before, after = _written_around(backend)
     if source.add_eos is False:
         after = tuple(index for index in after if index not in source.eos_ids)
+    _check_specials(source, len(tokens), written=(*before, *after))
     return Tokenizer(
         backend,
         _Vocabulary(tokens, spelt, special, spelling),
@@ -219,6 +222,20 @@ def _from_json(source: TokenizerSource) -> Tokenizer:
         before=_with_bos(before, source),
         after=after,
     )
+
+
+def _json_tokens(backend: tokenizers.Tokenizer, described: dict[str, Any]) -> tuple[str, ...]:
+    """Names by id. The library numbers added tokens itself: where the file has other ids, the model was made for those."""
+    for token in described.get("added_tokens") or ():
+        if backend.token_to_id(token["content"]) != token["id"]:
+            raise ModelError(
+                f"tokenizer.json: the id {token['id']} of the token {token['content']!r:.60} leaves a gap before it"
+            )
+    names = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
+    count = max(names, default=-1) + 1
+    if count > MAX_TOKENS:
+        raise ModelError(f"tokenizer.json: token id {count - 1:,}: the limit is {MAX_TOKENS:,} tokens")
+    return tuple(names.get(index, "") for index in range(count))
 
 
 def _json_bytes(backend: tokenizers.Tokenizer, tokens: Sequence[str], added: set[int], kind: Kind) -> tuple[bytes, ...]:
@@ -284,14 +301,19 @@ def _vocab(source: TokenizerSource) -> dict[str, int]:
         raise ModelError("the file has no vocabulary (tokenizer.ggml.tokens)")
     if len(source.types) != len(source.tokens):
         raise ModelError(f"the vocabulary has {len(source.tokens)} tokens and {len(source.types)} token types")
-    named = [index for index in (source.bos_id, source.unk_id, source.pad_id, *source.eos_ids) if index is not None]
-    if wrong := [index for index in named if not 0 <= index < len(source.tokens)]:
-        raise ModelError(f"special token {wrong[0]} is outside the vocabulary of {len(source.tokens)} tokens")
+    _check_specials(source, len(source.tokens))
     vocab = {token: index for index, token in enumerate(source.tokens)}
     if len(vocab) != len(source.tokens):
         twice = next(token for index, token in enumerate(source.tokens) if vocab[token] != index)
         raise ModelError(f"the vocabulary has the token {twice!r} twice")
     return vocab
+
+
+def _check_specials(source: TokenizerSource, count: int, *, written: tuple[int, ...] = ()) -> None:
+    """ModelError for a special token, named by the source or `written` around texts, that is none of `count` tokens."""
+    named = [source.bos_id, source.unk_id, source.pad_id, *source.eos_ids, *written]
+    if wrong := [index for index in named if index is not None and not 0 <= index < count]:
+        raise ModelError(f"special token {wrong[0]} is outside the vocabulary of {count} tokens")
 
 
 def _pairs(merges: Iterable[str]) -> list[tuple[str, str]]:
