@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.server.body import MAX_JSON_DEPTH, parse_object
-from chairlift.server.openai.errors import ApiError
+from chairlift.server.errors import ApiError
 
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)

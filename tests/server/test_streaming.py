@@ -1,7 +1,8 @@
 """Answers, streamed and not: the same text, the right events, the right ending."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -237,21 +238,46 @@ async def test_sampling_settings_reach_the_sampler() -> None:
         assert (second.temperature, second.top_k) == (0, 0)
 
 
-async def test_a_full_queue_is_429_with_a_time_to_come_back() -> None:
-    config = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=1, max_num_queued_reqs=2)
-    async with serving(config=config) as server:
-        refused = await server.complete(["a\n"] * 3)
+ONE_RUNS_AND_TWO_WAIT = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=1, max_num_queued_reqs=2)
+
+
+@asynccontextmanager
+async def busy(prompts: int) -> AsyncGenerator[Server]:
+    """A server that has so many requests to answer, and answers them when the test is done."""
+    async with serving(executor=GatedExecutor, config=ONE_RUNS_AND_TWO_WAIT) as server:
+        assert isinstance(server.executor, GatedExecutor)
+        asking = asyncio.create_task(server.complete(["a\n"] * prompts, max_tokens=1))
+        async with asyncio.timeout(5):
+            while len(server.client._streams) < prompts:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        yield server
+        server.executor.open()
+        assert (await asking).status_code == 200
+        await server.settled()
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+async def test_a_full_queue_is_429_with_a_time_to_come_back(fields: dict[str, Any]) -> None:
+    async with busy(3) as server:
+        refused = await server.complete("a\n", **fields)
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["retry-after"]) <= 120
         assert refused.json()["error"]["code"] == 429
 
 
 async def test_of_several_prompts_all_or_none_are_taken() -> None:
-    config = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=1, max_num_queued_reqs=2)
-    async with serving(config=config) as server:
-        assert (await server.complete(["a\n"] * 5)).status_code == 429
-        await server.settled()
-        assert (await server.complete(["a\n"] * 2, max_tokens=1)).status_code == 200
+    async with busy(2) as server:
+        assert (await server.complete(["b\n"] * 2)).status_code == 429
+        assert len(server.client._streams) == 2
+    assert len({work.seq_id for plan in server.executor.plans for work in plan.work}) == 2
+
+
+async def test_more_prompts_than_could_ever_wait_are_400() -> None:
+    async with serving(config=ONE_RUNS_AND_TWO_WAIT) as server:
+        refused = await server.complete(["a\n"] * 4)
+        assert refused.status_code == 400
+        assert "retry-after" not in refused.headers
+        assert (await server.complete(["a\n"] * 3, max_tokens=1)).status_code == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

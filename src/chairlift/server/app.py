@@ -14,11 +14,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift import __version__
+from chairlift.core.errors import ChairliftError
 from chairlift.server import health, openapi
+from chairlift.server.errors import ApiError, from_domain, from_status, internal
 from chairlift.server.middleware import ApiKeys, RequestIds
 from chairlift.server.openai.chat import chat_completions
 from chairlift.server.openai.completions import completions
-from chairlift.server.openai.errors import ApiError, from_status, internal
 from chairlift.server.openai.models import list_models, show_model
 from chairlift.server.openai.tokens import detokenize, tokenize
 from chairlift.server.service import Service, State, World
@@ -133,6 +134,8 @@ class _Endpoint:
             return  # in the midst of its own body: nobody is there to be answered
         except ApiError as error:
             await error.response()(scope, receive, watched_send)
+        except ChairliftError as error:
+            await from_domain(error).response()(scope, receive, watched_send)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not began:

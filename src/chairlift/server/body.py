@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
 
-from chairlift.server.openai.errors import ApiError, malformed
+from chairlift.server.errors import ApiError, malformed
 
 MAX_JSON_DEPTH = 64
 """Objects and arrays inside one another. Chat requests need about five; a tool's schema may need a dozen more."""

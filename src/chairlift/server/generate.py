@@ -9,12 +9,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chairlift.core.errors import Refused
+from chairlift.core.errors import ChairliftError
 from chairlift.core.types import Request
 from chairlift.engine.client import Delta, EngineClient, Stream
-from chairlift.server.openai.errors import SHOWN_CHARS, ApiError, from_refusal, internal, unavailable
 from chairlift.text.answer import Answer, Ending
 from chairlift.text.tokenizer import Tokenizer
+
+
+class Failed(ChairliftError):
+    """An answer that ended by a fault of ours, before its time."""
+
+
+class Aborted(ChairliftError):
+    """An answer that was ended from elsewhere, as the server is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Run:
         self._running = running
 
     async def follow(self, emit: Emit) -> None:
-        """Hands every piece to `emit`, in order within a choice, as they come over all. Raises `ApiError` if one ends badly."""
+        """Hands every piece to `emit`, in order within a choice, as they come over all. Raises Failed or Aborted if one is."""
         try:
             async with asyncio.TaskGroup() as group:
                 for choice, stream in self._running:
@@ -76,18 +83,17 @@ class Run:
 
 
 def _cause(group: ExceptionGroup[Exception]) -> Exception:
-    """An answer for the client if there is one, otherwise our own mistake."""
-    return next((error for error in group.exceptions if isinstance(error, ApiError)), group.exceptions[0])
+    """What can be told to the client if there is such a thing, otherwise our own mistake."""
+    return next((error for error in group.exceptions if isinstance(error, ChairliftError)), group.exceptions[0])
 
 
 @asynccontextmanager
 async def submitted(client: EngineClient, tokenizer: Tokenizer, choices: Sequence[Choice]) -> AsyncGenerator[Run]:
-    """Submits all choices, or none: raises `ApiError` if one is refused. Leaving the block ends whatever still runs."""
+    """Submits all choices, or none: raises Refused if they cannot be taken. Leaving the block ends whatever still runs."""
     async with AsyncExitStack() as stack:
-        try:
-            streams = [await stack.enter_async_context(client.submit(choice.request)) for choice in choices]
-        except Refused as refusal:
-            raise from_refusal(refusal) from None
+        streams = client.submit_all([choice.request for choice in choices])
+        for stream in streams:
+            await stack.enter_async_context(stream)
         yield Run(client, tokenizer, list(zip(choices, streams, strict=True)))
 
 
@@ -112,9 +118,9 @@ class _Writer:
 
     def take(self, delta: Delta) -> Piece:
         if delta.finish == "error":
-            raise internal(str(delta.stop_reason)[:SHOWN_CHARS])
+            raise Failed(str(delta.stop_reason))
         if delta.finish == "abort":
-            raise unavailable(str(delta.stop_reason or "the request was aborted")[:SHOWN_CHARS])
+            raise Aborted(str(delta.stop_reason or "the request was aborted"))
         self._cached = max(self._cached, delta.cached)
         part = self._answer.take(delta.tokens, delta.finish, delta.stop_reason)
         text = self._take_lead() + part.text

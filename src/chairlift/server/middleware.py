@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chairlift.server.openai.errors import unauthorized
+from chairlift.server.errors import unauthorized
 from chairlift.server.openai.schema import REQUEST_ID
 from chairlift.server.service import World
 

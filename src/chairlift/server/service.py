@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chairlift.core.errors import Unavailable
 from chairlift.engine.client import EngineClient
-from chairlift.server.openai.errors import ApiError, unavailable
 from chairlift.server.settings import Settings
 from chairlift.text.tokenizer import Tokenizer
 
@@ -96,23 +96,21 @@ class State:
 
     @property
     def service(self) -> Service:
-        """Raises `ApiError` 503 while there is none."""
+        """Raises Unavailable while there is none."""
         if self._service is None:
-            raise unavailable("the model is loading; try again in a moment")
+            raise Unavailable("the model is loading; try again in a moment")
         return self._service
 
     @property
     def accepting(self) -> Service:
-        """The service, for routes that give the engine work. Raises `ApiError` 503 when it takes none."""
+        """The service, for routes that give the engine work. Raises Unavailable when it takes none."""
         service = self.service
         if self._draining:
-            raise unavailable("the server is shutting down")
+            raise Unavailable("the server is shutting down")
         return service
 
-    def trouble(self) -> ApiError | None:
-        """Why /health is not 200, or None. A busy engine is a healthy one."""
-        try:
-            health = self.accepting.client.health()
-        except ApiError as error:
-            return error
-        return None if health == "ok" else unavailable(f"the engine is {health}")
+    def check_health(self) -> None:
+        """Raises Unavailable if requests would not be served. A busy engine is a healthy one."""
+        health = self.accepting.client.health()
+        if health != "ok":
+            raise Unavailable(f"the engine is {health}")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.server.openai.errors import ApiError
+from chairlift.server.errors import ApiError
 from chairlift.server.openai.schema import UNSUPPORTED, ChatBody, CompletionBody, validate
 
 MESSAGES = [{"role": "user", "content": "hi"}]

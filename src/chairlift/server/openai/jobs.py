@@ -7,8 +7,8 @@ from starlette.requests import Request as HttpRequest
 
 from chairlift.core.types import Request, Sampling, Stopping
 from chairlift.core.wishes import Wishes, sampling
+from chairlift.server.errors import ApiError, bad_request, unknown_model
 from chairlift.server.generate import Choice
-from chairlift.server.openai.errors import ApiError, bad_request, unknown_model
 from chairlift.server.openai.prompts import check_ids
 from chairlift.server.openai.schema import REQUEST_ID, GenerationBody
 from chairlift.server.openai.stream import Form, Job

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from chairlift.server.openai.errors import unknown_model
+from chairlift.server.errors import unknown_model
 from chairlift.server.service import Service
 
 

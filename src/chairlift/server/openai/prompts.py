@@ -5,8 +5,7 @@ The `tokenised` functions take long for long prompts: they run in worker threads
 
 from typing import Any
 
-from chairlift.core.errors import TemplateError
-from chairlift.server.openai.errors import bad_request, from_refusal
+from chairlift.server.errors import bad_request
 from chairlift.server.openai.schema import ChatBody, CompletionBody, Message
 from chairlift.server.service import Service
 from chairlift.text.template import encode_chat
@@ -14,22 +13,19 @@ from chairlift.text.tokenizer import Tokenizer
 
 
 def tokenised_chat(service: Service, body: ChatBody) -> list[int]:
-    """The messages as the model's template renders them. Raises `ApiError` 400 if it cannot, or if they are too long."""
+    """The messages as the model's template renders them. Raises TemplateError, or `ApiError` 400 if they are too long."""
     if body.chat_template is not None and not service.settings.trust_request_chat_template:
         raise bad_request("`chat_template` in a request is not allowed by this server", param="chat_template")
     extra = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", body.reasoning_effort)
-    try:
-        rendered = service.template.render(
-            [as_turn(message) for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
-            documents=body.documents,
-            kwargs=extra,
-            template=body.chat_template,
-        )
-    except TemplateError as error:
-        raise from_refusal(error) from None
+    rendered = service.template.render(
+        [as_turn(message) for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        documents=body.documents,
+        kwargs=extra,
+        template=body.chat_template,
+    )
     check_size(service, rendered, "messages")
     if body.add_special_tokens:
         return service.tokenizer.encode(rendered, add_special_tokens=True)

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from chairlift.server.openai.errors import bad_request, from_validation
+from chairlift.server.errors import bad_request, from_validation
 
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024

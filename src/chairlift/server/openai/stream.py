@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from chairlift.core.errors import ChairliftError
 from chairlift.engine.client import EngineClient
 from chairlift.server.connection import while_connected
+from chairlift.server.errors import from_domain, internal
 from chairlift.server.generate import Choice, Piece, Run, submitted
-from chairlift.server.openai.errors import ApiError, internal
 from chairlift.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,10 @@ class Usage:
 
 
 class Reply:
-    """The ASGI answer to a job. Whatever happens to the connection, nothing keeps running in the engine afterwards."""
+    """The ASGI answer to a job. Whatever happens to the connection, nothing keeps running in the engine afterwards.
+
+    Raises ChairliftError, before anything is sent, if the job is refused, or if an answer in one piece comes to nothing.
+    """
 
     def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, *, keep_alive_s: float) -> None:
         self._job = job
@@ -95,19 +99,15 @@ class Reply:
         self._tokenizer = tokenizer
         self._keep_alive_s = keep_alive_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._answer(scope, receive, send))
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._answer(send))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with submitted(self._client, self._tokenizer, self._job.choices) as run:
-                if self._job.stream:
-                    await _stream(self._job, run, _Events(send), self._keep_alive_s)
-                    return
-                body = await _collect(self._job, run)
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
+    async def _answer(self, send: Send) -> None:
+        async with submitted(self._client, self._tokenizer, self._job.choices) as run:
+            if self._job.stream:
+                await _stream(self._job, run, _Events(send), self._keep_alive_s)
+                return
+            body = await _collect(self._job, run)
         raw = msgspec.json.encode(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -144,8 +144,8 @@ async def _stream(job: Job, run: Run, events: "_Events", keep_alive_s: float) ->
         async with _keeping_alive(events, keep_alive_s):
             await run.follow(chunks.take)
         await chunks.end()
-    except ApiError as error:
-        await events.send(error.body())
+    except ChairliftError as error:
+        await events.send(from_domain(error).body())
     except Exception:
         log.exception("the stream of %s failed", job.id)
         await events.send(internal().body())

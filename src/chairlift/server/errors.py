@@ -1,4 +1,7 @@
-"""Errors on the wire, in OpenAI's shape. Knows statuses and wording; does not know what went wrong, or where."""
+"""Errors on the wire, in OpenAI's shape, and which of them answers which error of the layers below.
+
+Knows statuses and wording; does not know where anything went wrong.
+"""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -8,7 +11,8 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from chairlift.core.errors import ChairliftError, NeverFits, QueueFull, Refused, TemplateError, Unavailable
+from chairlift.core.errors import ChairliftError, QueueFull, Refused, TemplateError, Unavailable
+from chairlift.server.generate import Aborted, Failed
 
 SHOWN_PROBLEMS = 3
 """Problems of one body that its answer names; the others are only counted, so that the answer stays small."""
@@ -95,18 +99,20 @@ def from_status(status: int, headers: Mapping[str, str] | None = None) -> ApiErr
     return ApiError(status, phrase.lower(), type=phrase, headers=headers)
 
 
-def from_refusal(error: ChairliftError) -> ApiError:
-    """The answer to a request that the engine or the template turned down."""
+def from_domain(error: ChairliftError) -> ApiError:
+    """The answer to a request that the engine or the template turned down, or that ended badly."""
     message = str(error)[:SHOWN_CHARS]
     match error:
         case QueueFull():
             return ApiError(429, message, type="RateLimitError", headers={"Retry-After": str(max(1, error.retry_after_s))})
-        case Unavailable():
+        case Unavailable() | Aborted():
             return unavailable(message)
         case TemplateError():
             return bad_request(message, param="messages")
-        case NeverFits() | Refused():
+        case Refused():
             return bad_request(message)
+        case Failed():
+            return internal(message)
         case _:
             return internal()
 
