@@ -1,4 +1,4 @@
-"""What a scheduling decision costs: `schedule` and `commit` with 64 running sequences of about 1,000 tokens, no model behind.
+"""What a scheduling decision costs: `schedule` and `commit` with 64 running sequences of 1,000 tokens, without a model.
 
 Run it alone on an idle machine: `python benchmarks/scheduler_cost.py`.
 """
@@ -28,32 +28,41 @@ def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
     return planned - began + time.perf_counter() - executed, plan
 
 
+def filled(options: argparse.Namespace, *, places: int, waiting: int) -> Scheduler:
+    """A scheduler with `options.sequences` running, each past its prompt, and `waiting` in the queue."""
+    context = options.prompt + options.steps + 10
+    config = EngineConfig(
+        max_model_len=context,
+        num_blocks=options.sequences * (options.prompt // 16 + 3),
+        max_num_seqs=places,
+        max_num_batched_tokens=4096,
+    )
+    scheduler = Scheduler(config, preset(config))
+    for number in range(options.sequences + waiting):
+        prompt = tuple(range(number, number + options.prompt))
+        scheduler.add(Request(str(number), prompt, Stopping(options.steps + 1), Sampling(temperature=0.0), float(number)))
+    while timed_step(scheduler)[1].tokens != len(scheduler.running):
+        pass
+    return scheduler
+
+
+def report(what: str, scheduler: Scheduler, steps: int) -> None:
+    running = len(scheduler.running)
+    times = sorted(timed_step(scheduler)[0] for _ in range(steps))
+    median, p90 = statistics.median(times) * 1e3, times[int(len(times) * 0.9)] * 1e3
+    print(f"{running} running, {what}: median {median:.3f} ms, p90 {p90:.3f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=1000, help="tokens")
-    parser.add_argument("--waiting", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
-
-    context = options.prompt + options.steps + 10
-    config = EngineConfig(
-        max_model_len=context,
-        num_blocks=(options.sequences + 2) * (context // 16 + 1),
-        max_num_seqs=options.sequences,
-        max_num_batched_tokens=4096,
-    )
-    scheduler = Scheduler(config, preset(config))
-    for number in range(options.sequences + options.waiting):
-        prompt = tuple(range(number, number + options.prompt))
-        scheduler.add(Request(str(number), prompt, Stopping(options.steps + 1), Sampling(temperature=0.0), float(number)))
-    while timed_step(scheduler)[1].tokens != options.sequences:
-        pass
-    times = sorted(timed_step(scheduler)[0] for _ in range(options.steps // 2))
-    print(
-        f"schedule + commit, {options.sequences} running, {options.waiting} waiting:"
-        f" median {statistics.median(times) * 1e3:.3f} ms, p90 {times[int(len(times) * 0.9)] * 1e3:.3f} ms"
-    )
+    places = options.sequences
+    report("nobody waits", filled(options, places=places, waiting=0), options.steps)
+    report("100 wait for a place", filled(options, places=places, waiting=100), options.steps)
+    report("100 wait for memory", filled(options, places=2 * places, waiting=100), options.steps)
 
 
 if __name__ == "__main__":
