@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from datetime import datetime
 
 import httpx
 import pytest
@@ -15,6 +15,7 @@ from chairlift import __version__
 from chairlift.server.app import create_app
 from chairlift.server.service import State
 from chairlift.server.settings import Settings
+from chairlift.text.template import ChatTemplate
 
 READING = ["/v1/models", "/v1/models/tiny", "/metrics"]
 ASKING = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
@@ -192,29 +193,32 @@ async def test_metrics_after_two_answers(server: Server) -> None:
         assert line in page.splitlines()
 
 
-class BrokenTemplate:
-    """Has a bug."""
+def dated(server: Server, clock: Callable[[], datetime]) -> ChatTemplate:
+    """A template that asks for the time, and so does what the clock does."""
+    template = r"{{ strftime_now('rendered') + '\n' }}"
+    return ChatTemplate(tiny.source(template=template), server.service.tokenizer, clock=clock)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        raise ZeroDivisionError("secret")
 
-
-class SlowTemplate:
-    """Renders when it is told to, as a template or a tokenizer does that has a lot to do."""
+class SlowClock:
+    """Tells the time when it may, as a template or a tokenizer does that has a lot to do."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
         self.may_end = threading.Event()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+    def __call__(self) -> datetime:
         self.began.set()
         self.may_end.wait()
-        return "rendered\n"
+        return datetime.min
+
+
+def broken_clock() -> datetime:
+    raise OSError("secret")
 
 
 async def test_while_a_prompt_is_prepared_the_server_answers_others(server: Server) -> None:
-    slow = SlowTemplate()
-    server.state.ready(replace(server.service, template=slow))
+    slow = SlowClock()
+    server.state.ready(replace(server.service, template=dated(server, slow)))
     asking = asyncio.create_task(server.chat(max_tokens=1))
     await asyncio.to_thread(slow.began.wait)
     assert (await server.http.get("/health")).status_code == 200
@@ -224,9 +228,9 @@ async def test_while_a_prompt_is_prepared_the_server_answers_others(server: Serv
 
 
 async def test_our_own_mistakes_are_500_without_their_names(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    server.state.ready(replace(server.service, template=BrokenTemplate()))
+    server.state.ready(replace(server.service, template=dated(server, broken_clock)))
     answer = await server.chat()
     assert answer.status_code == 500
     assert "secret" not in answer.text
-    assert "ZeroDivision" not in answer.text
+    assert "OSError" not in answer.text
     assert "secret" in caplog.text

@@ -2,39 +2,19 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from chairlift.core.errors import Unavailable
 from chairlift.engine.client import EngineClient
+from chairlift.observe.prometheus import Exposition
 from chairlift.server.settings import Settings
+from chairlift.text.template import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
 
 SEED_BITS = 64
 BYTES_PER_CHARACTER = 4
 """UTF-8's longest: a tokenizer that normalises its input may make one byte of so many."""
-
-
-class Template(Protocol):
-    """Renders messages as the model expects them; see `text.template`. Raises TemplateError."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        template: str | None = None,
-    ) -> str: ...
-
-
-class Exposition(Protocol):
-    """Renders the metrics; see `observe.prometheus`."""
-
-    def render(self, accept: str) -> tuple[bytes, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +42,7 @@ class Service:
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
-    template: Template
+    template: ChatTemplate
     client: EngineClient
     metrics: Exposition
     created: int
