@@ -331,6 +331,13 @@ def test_plans_describe_themselves():
     assert engine.steps[-1].plan.closed == ()
 
 
+def test_a_step_that_computes_something_never_says_that_nobody_runs():
+    engine = crowded(count=6)
+    engine.run()
+    assert all(step.snapshot.running for step in engine.steps if step.plan.work)
+    assert engine.steps[-1].snapshot.running == 0
+
+
 def test_the_executor_hears_once_of_every_request_that_has_ended():
     settings = config()
     executor = ShadowExecutor(20, 4, NEXT)

@@ -19,7 +19,8 @@ class Admitted:
 class Step:
     """One turn of the loop: what was decided, what came of it, and when to look again if nothing was to be done.
 
-    `wake_at` is a time of the engine's clock, or None: then only a new request can change anything.
+    `snapshot` is of the moment when it was decided: `running` are those that it was planned for. `wake_at` is a time of the
+    engine's clock, or None: then only a new request can change anything.
     """
 
     now: float

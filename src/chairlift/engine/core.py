@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Step
 from chairlift.core.ports import Executor
-from chairlift.core.types import Finish, Plan, Request, Result
+from chairlift.core.types import Finish, Plan, Request, Result, Snapshot
 from chairlift.schedule.presets import preset
 from chairlift.schedule.scheduler import Scheduler
 
@@ -45,13 +45,14 @@ class EngineCore:
         """One turn. What ends while the executor works is taken in before its result: an abort beats a finish."""
         self._take_commands()
         plan = self.scheduler.schedule(now)
+        snapshot = self.scheduler.snapshot()  # of this step: after it, who has just been preempted or ended is in between
         elapsed_s = 0.0
         if plan.work:
             result = self._execute(plan)
             elapsed_s = result.elapsed_s
             self._take_commands()
             self.scheduler.commit(plan, result)
-        return self._report(now, plan, elapsed_s)
+        return self._report(now, plan, snapshot, elapsed_s)
 
     def fail_step(self, now: float, message: str) -> Step | None:
         """After `step` raised: ends all requests of the plan with an error. None if it was not the executor that raised.
@@ -65,14 +66,14 @@ class EngineCore:
         self._take_commands()
         self.scheduler.commit(plan, Result(plan.step, (), failed))
         self.scheduler.index.clear()
-        return self._report(now, plan, 0.0)
+        return self._report(now, plan, self.scheduler.snapshot())
 
     def abandon(self, now: float, message: str) -> Step:
         """Ends all requests with an error: the engine has failed for good."""
         self._take_commands()
         for sequence in list(self.scheduler.sequences):
             self.scheduler.end(sequence.id, "error", message)
-        return self._report(now, Plan(step=-1, work=()), 0.0)
+        return self._report(now, Plan(step=-1, work=()), self.scheduler.snapshot())
 
     def close(self) -> None:
         self._executor.close()
@@ -92,14 +93,14 @@ class EngineCore:
                 case End(request_id, finish):
                     self.scheduler.end(request_id, finish)
 
-    def _report(self, now: float, plan: Plan, elapsed_s: float) -> Step:
+    def _report(self, now: float, plan: Plan, snapshot: Snapshot, elapsed_s: float = 0.0) -> Step:
         scheduler = self.scheduler
         return Step(
             now=now,
             plan=plan,
             outputs=scheduler.drain(),
             admitted=scheduler.drain_admitted(),
-            snapshot=scheduler.snapshot(),
+            snapshot=snapshot,
             elapsed_s=elapsed_s,
             wake_at=None if plan.work else scheduler.wake_at(),
         )
