@@ -154,6 +154,12 @@ async def test_names_are_not_sent_back_by_default(server: Server) -> None:
     assert "x-request-id" not in (await _named(server, "mine")).headers
 
 
+@pytest.mark.parametrize("settings", [Settings(), Settings(request_id_headers=True)])
+async def test_a_name_that_a_client_gives_is_that_of_its_answer(settings: Settings) -> None:
+    async with serving(settings=settings) as server:
+        assert (await _named(server, "mine")).json()["id"] == "chatcmpl-mine"
+
+
 async def test_other_origins_are_let_in_only_by_name() -> None:
     async with serving(settings=Settings(allowed_origins=("http://good",), api_keys=("k",))) as server:
         preflight = {"access-control-request-method": "POST"}
@@ -181,6 +187,7 @@ async def test_metrics_after_two_answers(server: Server) -> None:
     await server.complete("x" * 39 + "\n", max_tokens=3)
     await server.complete("x" * 39 + "\n", max_tokens=3)
     await server.counted(2)
+    await server.settled()
     page = (await server.http.get("/metrics")).text
     labels = 'engine="0",model_name="tiny"'
     for line in (

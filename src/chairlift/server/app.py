@@ -96,9 +96,7 @@ def _ask(state: State, handler: ServiceHandler) -> Handler:
 
 def _middleware(settings: Settings, world: World) -> list[Middleware]:
     """Outermost first. CORS is outside of the keys: browsers must be able to read a 401."""
-    layers: list[Middleware] = []
-    if settings.request_id_headers:
-        layers.append(Middleware(RequestIds, world=world))
+    layers = [Middleware(RequestIds, world=world, answer=settings.request_id_headers)]
     if settings.allowed_origins:
         layers.append(
             Middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])

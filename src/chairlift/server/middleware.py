@@ -1,10 +1,11 @@
-"""What happens to every request before its route: API keys, request ids. Plain ASGI, so that streams pass untouched."""
+"""What happens to every request before its route: API keys, names of requests. Plain ASGI, so that streams pass untouched."""
 
 import hashlib
 import secrets
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.server.errors import unauthorized
@@ -13,6 +14,7 @@ from chairlift.server.service import World
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 REQUEST_ID_HEADER = "x-request-id"
+_NAME = "request_name"
 
 
 class ApiKeys:
@@ -43,25 +45,32 @@ def _digest(key: str) -> bytes:
 
 
 class RequestIds:
-    """Sends every answer with the request's `X-Request-Id`: the client's own if it is fit for a header, or a new one."""
+    """Gives every request a name: what the client says in `X-Request-Id` if that is fit for a header, or a new one.
 
-    def __init__(self, app: ASGIApp, world: World) -> None:
+    Routes find it by `request_name`. With `answer` it is sent back in the same header.
+    """
+
+    def __init__(self, app: ASGIApp, world: World, *, answer: bool) -> None:
         self._app = app
         self._world = world
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = MutableHeaders(scope=scope)
-        name = headers.get(REQUEST_ID_HEADER, "")
-        if not REQUEST_ID.fullmatch(name):
-            name = self._world.token()
-            headers[REQUEST_ID_HEADER] = name
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        name = given if REQUEST_ID.fullmatch(given) else self._world.token()
+        scope.setdefault("state", {})[_NAME] = name
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(raw=message["headers"])[REQUEST_ID_HEADER] = name
             await send(message)
 
-        await self._app(scope, receive, send_named)
+        await self._app(scope, receive, send_named if self._answer else send)
+
+
+def request_name(request: Request) -> str:
+    """The name that `RequestIds` gave it."""
+    return request.scope["state"][_NAME]

@@ -8,8 +8,9 @@ from starlette.types import ASGIApp
 
 from chairlift.server.body import read_object
 from chairlift.server.generate import Piece
+from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
-from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model, request_name
+from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model
 from chairlift.server.openai.prompts import tokenised_chat
 from chairlift.server.openai.stream import Reply
 from chairlift.server.service import Service
@@ -54,7 +55,7 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
         body,
         ChatForm(),
         [Prompt(tokens)],
-        id=f"chatcmpl-{body.request_id or request_name(request, service.world)}",
+        id=f"chatcmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
         wanted=Wanted(body.longest_answer),
         param="messages",

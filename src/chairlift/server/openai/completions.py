@@ -8,8 +8,9 @@ from starlette.types import ASGIApp
 
 from chairlift.server.body import read_object
 from chairlift.server.generate import Piece
+from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
-from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model, request_name
+from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model
 from chairlift.server.openai.prompts import tokenised_prompts
 from chairlift.server.openai.stream import Reply
 from chairlift.server.service import Service
@@ -52,7 +53,7 @@ async def completions(service: Service, request: Request) -> ASGIApp:
         body,
         CompletionForm(),
         prompts,
-        id=f"cmpl-{body.request_id or request_name(request, service.world)}",
+        id=f"cmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
         wanted=Wanted(body.max_tokens, DEFAULT_MAX_TOKENS),
         param="prompt",

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.requests import Request as HttpRequest
-
 from chairlift.core.types import Request, Sampling, Stopping
 from chairlift.core.wishes import Wishes, sampling
 from chairlift.server.errors import ApiError, bad_request, unknown_model
 from chairlift.server.generate import Choice
 from chairlift.server.openai.prompts import check_ids
-from chairlift.server.openai.schema import REQUEST_ID, GenerationBody
+from chairlift.server.openai.schema import GenerationBody
 from chairlift.server.openai.stream import Form, Job
-from chairlift.server.service import Service, World
+from chairlift.server.service import Service
 from chairlift.text.tokenizer import Tokenizer
 
 FRESH_SEED = -1
@@ -43,12 +41,6 @@ def named_model(service: Service, model: str | None) -> str:
     if model not in service.names:
         raise unknown_model(service.names)
     return model
-
-
-def request_name(request: HttpRequest, world: World) -> str:
-    """What the client calls this request in `X-Request-Id`, or a new name if that is missing or unfit for a header."""
-    given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else world.token()
 
 
 def make_job(

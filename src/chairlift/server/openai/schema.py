@@ -29,6 +29,11 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
+MAX_TOOL_CALLS = 1024
+MAX_ARGUMENT_CHARS = 256 * 1024
+MAX_DOCUMENTS = 1024
+MAX_PROMPTS = 4096
+"""However high an operator sets the limit on prompts of one request."""
 MAX_SALT_CHARS = 128
 MAX_COUNT = 2**63 - 1
 """Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
@@ -95,11 +100,10 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 
 def refuse_unsupported(body: Mapping[str, Any], *, more: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises `ApiError` 400 for the first field that asks for what is not there. `more` goes before `UNSUPPORTED`."""
-    for name, value in body.items():
-        neutral = more.get(name, UNSUPPORTED.get(name))
-        if neutral is None or value is None or _among(value, neutral):
-            continue
-        raise bad_request(f"`{name}` is not supported yet{_instead(neutral)}", param=name)
+    for name, neutral in {**UNSUPPORTED, **more}.items():
+        value = body.get(name)
+        if value is not None and not _among(value, neutral):
+            raise bad_request(f"`{name}` is not supported yet{_instead(neutral)}", param=name)
 
 
 def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -120,11 +124,7 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _stops(value: list[str] | None) -> list[str] | None:
-    if value is None:
-        return None
-    if len(value) > MAX_STOPS:
-        raise ValueError(f"may have at most {MAX_STOPS} strings")
+def _stops(value: list[str]) -> list[str]:
     if not all(value):
         raise ValueError("must not contain an empty string")
     if any(len(stop) > MAX_STOP_CHARS for stop in value):
@@ -176,6 +176,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
     items = cast("list[Any]", value)
     if not items:
         raise ValueError("must not be empty")
+    if len(items) > MAX_PROMPTS and not isinstance(items[0], int):
+        raise ValueError(f"may have at most {MAX_PROMPTS} prompts")
     if all(isinstance(item, str) for item in items):
         return items
     if all(isinstance(item, list) for item in items):
@@ -205,6 +207,9 @@ def _part(value: Any) -> str:
 
 STRICT = ConfigDict(strict=True, frozen=True, extra="ignore")
 
+# Lists fail at their first wrong item: a body may hold millions, and nobody reads more than the first problems.
+Stops = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS), AfterValidator(_stops)]
+
 
 class Function(BaseModel):
     """The function that an earlier answer called; `arguments` is JSON text, and templates get the object that it stands for."""
@@ -219,6 +224,8 @@ class Function(BaseModel):
     def _object(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:
         if isinstance(value, dict) or not value:
             return value
+        if len(value) > MAX_ARGUMENT_CHARS:
+            raise ValueError(f"may have at most {MAX_ARGUMENT_CHARS} characters")
         try:
             parsed: Any = json.loads(value)
         except (ValueError, RecursionError):
@@ -244,7 +251,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content)] = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -276,8 +283,8 @@ class GenerationBody(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, AfterValidator(_seed)] | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_listed), AfterValidator(_stops)] = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: Annotated[Stops | None, BeforeValidator(_listed)] = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -305,11 +312,11 @@ class GenerationBody(BaseModel):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions. `max_completion_tokens` goes before the older `max_tokens`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_DOCUMENTS)] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
 
@@ -336,7 +343,7 @@ class TokenizeBody(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
