@@ -1,5 +1,6 @@
 """Schemas: strict types, named fields, neutral values."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -186,5 +187,25 @@ def test_other_prompts_are_refused(prompt: object) -> None:
 def test_many_problems_make_a_short_answer() -> None:
     error = refused(messages=[{"role": "x" * 100}] * 2000)
     assert len(error.message) < 1000
-    assert "more" in error.message
+    assert error.param == "messages.0.role"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": [0] * 100_000},
+        {"stop": ["a"] * 100_000},
+        {"stop_token_ids": ["a"] * 100_000},
+        {"documents": [1] * 100_000},
+        {"documents": [{}] * 100_000},
+        {"messages": [{"role": "assistant", "tool_calls": [1] * 100_000}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 1_000_000}}]}]},
+    ],
+)
+def test_a_flood_of_wrong_items_costs_no_more_than_the_first(fields: dict[str, Any]) -> None:
+    tracemalloc.start()
+    error = refused(**fields)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (peak < 1_000_000, len(error.message) < 1000) == (True, True)
     assert "xxx" not in error.message
