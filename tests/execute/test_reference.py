@@ -182,6 +182,24 @@ class TestThePort:
         assert [failed for failed, _ in result.failed] == ["bad"]
         assert [answer.seq_id for answer in result.rows] == ["good"]
 
+    @pytest.mark.parametrize("token", [-1, PLAIN.vocab])
+    @pytest.mark.parametrize("draws", [0, 1])
+    def test_a_row_with_a_token_that_the_model_does_not_have_fails_and_the_others_are_answered(
+        self, token: int, draws: int
+    ) -> None:
+        engine = executor(PLAIN)
+        bad = row([1, token, 2], [0], seq_id="bad", draws=draws)
+        engine.launch(Plan(0, (bad, row([1], [1], seq_id="good"))))
+        result = engine.collect()
+        assert result.failed == (("bad", "a token is none of the model's 61"),)
+        assert [answer.seq_id for answer in result.rows] == ["good"]
+
+    def test_a_pad_with_a_token_that_the_model_does_not_have_is_passed_over(self) -> None:
+        engine = executor(PLAIN)
+        engine.launch(Plan(0, (row([PLAIN.vocab], seq_id="pad", pad=True), row([1], [1], seq_id="good"))))
+        result = engine.collect()
+        assert (result.failed, [answer.seq_id for answer in result.rows]) == ((), ["good"])
+
     def test_an_empty_plan_gives_an_empty_result(self) -> None:
         engine = executor()
         engine.launch(Plan(4, ()))
@@ -198,8 +216,6 @@ class TestThePort:
         "work",
         [
             row([], [0]),
-            row([-1], [0]),
-            row([EVERYTHING.vocab], [0]),
             row([1, 2, 3, 4, 5], [0]),
             row([1], [24]),
             row([1], [-1]),
@@ -207,8 +223,6 @@ class TestThePort:
         ],
         ids=[
             "no tokens",
-            "negative",
-            "beyond the vocabulary",
             "too long",
             "no such block",
             "negative block",

@@ -40,7 +40,8 @@ class _Batch:
 class ReferenceExecutor:
     """Computes plans in float32. `launch` does the work, `collect` hands over what came of it.
 
-    A row whose logits are not finite numbers is reported as failed and draws nothing; the others are not touched by it.
+    A row with tokens that the model does not have, or whose logits are not finite numbers, is reported as failed and draws
+    nothing; the others are not touched by it.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class ReferenceExecutor:
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
-        logits = self.logits(plan.work)
-        drawing = [work for work in plan.work if work.draws and not work.pad]
+        possible = [work for work in plan.work if self._has_embeddings(work)]
+        foreign = [work for work in plan.work if not (work.pad or self._has_embeddings(work))]
+        logits = self.logits(possible)
+        drawing = [work for work in possible if work.draws and not work.pad]
         rows: list[Row] = []
-        failed: list[tuple[str, str]] = []
+        failed = [(work.seq_id, f"a token is none of the model's {self._description.vocab}") for work in foreign]
         for work, scores in zip(drawing, logits, strict=True):
             if np.isfinite(scores).all():
                 rows.append(Row(work.seq_id, tuple(sampler.draw(scores, draw) for draw in work.draws)))
@@ -127,12 +130,14 @@ class ReferenceExecutor:
 
     def _check(self, row: Work) -> None:
         assert len(row.tokens) > 0, f"{row.seq_id}: a row without tokens"
-        assert min(row.tokens) >= 0, f"{row.seq_id}: a negative token id"
-        assert max(row.tokens) < self._description.vocab, f"{row.seq_id}: a token id beyond the vocabulary"
+        assert self._has_embeddings(row), f"{row.seq_id}: a token id outside the vocabulary"
         if row.pad:
             return
         assert row.start + len(row.tokens) <= len(row.blocks) * self._kv.block_size, f"{row.seq_id}: too few blocks"
         assert 0 <= min(row.blocks) <= max(row.blocks) < self._kv.num_blocks, f"{row.seq_id}: no such block"
+
+    def _has_embeddings(self, row: Work) -> bool:
+        return min(row.tokens, default=0) >= 0 and max(row.tokens, default=0) < self._description.vocab
 
     def _hidden(self, batch: _Batch) -> Floats:
         """The residual stream [tokens, hidden] after the last layer."""
