@@ -211,6 +211,19 @@ def test_recommended_sampling_is_passed_on(tmp_path: Path, load: Load) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [("temperature", -1), ("top_k", -2), ("top_k", 1.5), ("top_p", 0), ("top_p", 1.01), ("min_p", -0.1), ("min_p", 2)],
+)
+def test_impossible_recommendations_are_refused(key: str, value: float, tmp_path: Path) -> None:
+    said = refusal(hf_folder(tmp_path, files={"generation_config.json": {key: value}}))
+    assert said == f"generation_config.json: {value:g} is no possible {key}"
+
+
+def test_a_top_k_of_minus_one_is_none(tmp_path: Path, load: Load) -> None:
+    assert load(hf_folder(tmp_path, files={"generation_config.json": {"top_k": -1}})).defaults == {"top_k": 0}
+
+
+@pytest.mark.parametrize(
     ("files", "templates"),
     [
         ({"tokenizer_config.json": {"chat_template": "one"}}, {"default": "one"}),

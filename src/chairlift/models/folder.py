@@ -1,10 +1,12 @@
 """A model out of a Hugging Face folder: configuration, safetensors, `tokenizer.json`, chat templates. Opens no network."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from chairlift.core.errors import ModelError
 from chairlift.core.types import TokenizerSource
 from chairlift.models.architectures import from_config, hf_names
 from chairlift.models.description import Description, Model
-from chairlift.models.fields import Fields
+from chairlift.models.fields import MAX_INTEGER, Fields
 from chairlift.models.layout import check_layout
 from chairlift.models.safetensors import TensorFiles, open_safetensors
 from chairlift.models.tokenizer_file import with_embeddings
@@ -23,7 +25,10 @@ MAX_TEXT = 1 << 28
 MAX_SHARDS = 1000
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"temperature": (0, math.inf), "top_k": (-1, MAX_INTEGER), "top_p": (0, 1), "min_p": (0, 1)}
+)
+"""The recommended settings that are passed on, and between which numbers they may be."""
 _COMPUTED = "rotary_emb.inv_freq"
 """Old checkpoints carry rotary frequencies, which anyone can compute."""
 
@@ -136,7 +141,14 @@ def _dtype(files: TensorFiles) -> str:
 
 
 def _defaults(settings: Fields) -> Mapping[str, float]:
-    return {key: settings.number(key) for key in SAMPLING if settings.has(key)}
+    defaults = {key: settings.number(key) for key in SAMPLING if settings.has(key)}
+    for key, value in defaults.items():
+        least, most = SAMPLING[key]
+        if not least <= value <= most or (key == "top_k" and not value.is_integer()) or (key == "top_p" and value == 0):
+            raise ModelError(f"{settings.where}: {value:g} is no possible {key}")
+    if defaults.get("top_k") == -1:  # as vLLM says that all tokens are in
+        defaults["top_k"] = 0
+    return defaults
 
 
 def _tokenizer(folder: Path, config: Mapping[str, object], settings: Mapping[str, object], *, vocab: int) -> TokenizerSource:
