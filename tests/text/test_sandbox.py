@@ -44,6 +44,15 @@ BOMBS = {
     "join filter": "{{ range(1000) | join('a' * 1000000) }}",
     "join shared": "{{ ([['a' * 100000]] * 1000) | join }}",
     "print shared": "{{ ['a' * 100000] * 1000 }}",
+    "split": "{{ ('a,' * 1000000).split(',') | length }}",
+    "split into words": "{{ ('a ' * 1000000).split() | length }}",
+    "split far": "{{ ('a,' * 1000000).split(',', 999999) | length }}",
+    "split by name": "{{ ('a,' * 1000000).split(sep=',') | length }}",
+    "split from the right": "{{ ('a,' * 1000000).rsplit(',') | length }}",
+    "lines": "{{ ('\n' * 1000000).splitlines() | length }}",
+    "unusual lines": "{{ ('\u2028' * 1000000).splitlines() | length }}",
+    "split again": "{% set t = 'a,' * 90000 %}{% for i in range(1000) %}{% set x = t.split(',') %}{% endfor %}",
+    "copy again": "{% set d = [0] * 90000 %}{% for i in range(1000) %}{% set x = d.copy() %}{% endfor %}",
     "concat": grow("'a'", "n.x ~ n.x"),
     "sum of texts": grow("'a'", "n.x + n.x"),
     "sum of lists": grow("[1]", "n.x + n.x"),
@@ -74,6 +83,20 @@ def test_what_would_explode_is_refused(template: str):
     source = byte_level()
     with pytest.raises(TemplateError):
         ChatTemplate(source, build(source)).render([{"role": "user", "content": "a"}] * 100, template=template)
+
+
+@pytest.mark.parametrize(("split", "expected"), [
+    ("split(',', 1)", 2),
+    ("rsplit(',', maxsplit=2)", 3),
+    ("split()", 1),
+    ("split('b')", 1),
+    ("splitlines()", 1),
+    ("partition(',')", 3),
+])  # fmt: skip
+def test_a_long_text_may_be_split_into_few_parts(split: str, expected: int):
+    source = byte_level()
+    template = "{{ ('a,' * 1000000)." + split + " | length }}"
+    assert ChatTemplate(source, build(source)).render([], template=template) == str(expected)
 
 
 @pytest.mark.parametrize("template", [

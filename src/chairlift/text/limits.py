@@ -5,6 +5,7 @@ Every check comes before the work that it is about, so that nothing huge is ever
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from types import BuiltinMethodType
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ MAX_WIDTH = 1000
 
 _CHARS_A_STEP = 256
 _PARTS_A_STEP = 16
+_WEIGHED_A_STEP = 4
+"""Parts that are looked at one by one; it takes far longer than passing over them."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -38,11 +41,15 @@ def words(text: str) -> frozenset[str]:
 
 _TEXT_METHODS = words(
     "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle"
-    " isupper lower lstrip partition removeprefix removesuffix rfind rindex rpartition rsplit rstrip split splitlines"
-    " startswith strip swapcase title upper"
+    " isupper lower lstrip partition removeprefix removesuffix rfind rindex rpartition rstrip startswith strip"
+    " swapcase title upper"
 )
+_SPLITTING_METHODS = words("rsplit split splitlines")
 _PADDING_METHODS = words("center ljust rjust zfill expandtabs")
 _DATA_METHODS = words("copy count get index items keys values")
+
+_WORD = re.compile(r"\S+")
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 _WIDE_FORMAT = re.compile(r"[0-9]{4,}|\*|\{[^{}]*\{")
 
@@ -81,7 +88,7 @@ class Budget:
     def weigh(self, value: object) -> int:
         """Pays for reading a value with all that it holds, and gives the characters in it. What is held twice counts twice."""
         chars, parts = weight(value)
-        self.spend(chars // _CHARS_A_STEP + parts // _PARTS_A_STEP)
+        self.spend(chars // _CHARS_A_STEP + parts // _WEIGHED_A_STEP)
         return chars
 
     def bound(self, value: object) -> None:
@@ -100,8 +107,11 @@ def weight(value: object) -> tuple[int, int]:
     while waiting:
         member = waiting.pop()
         parts += 1
-        chars += _own_chars(member)
-        waiting.extend(_members(member))
+        if type(member) is str:  # most are, so they take the short way
+            chars += len(member)
+        else:
+            chars += _own_chars(member)
+            waiting.extend(_members(member))
         if parts + len(waiting) > MAX_VALUE_PARTS:
             raise LimitError(f"it makes a value of more than {MAX_VALUE_PARTS} parts")
         check_chars(chars)
@@ -133,7 +143,7 @@ def _own_chars(value: object) -> int:
 
 def is_data(value: object) -> bool:
     """Whether a value is text, a number, nothing, or a collection of JSON's kinds."""
-    return value is None or isinstance(value, str | bool | int | float | list | tuple | dict | range | jinja2.Undefined)
+    return type(value) is str or value is None or isinstance(value, str | bool | int | float | list | tuple | dict | range | jinja2.Undefined)
 
 
 def _only_data(value: object) -> object:
@@ -235,7 +245,23 @@ def _check_repeat(budget: Budget, left: Any, right: Any) -> None:
     budget.spend(max(times, 0) * chars // _CHARS_A_STEP)
 
 
-def check_method(budget: Budget, method: BuiltinMethodType, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def check_split(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Before a method `name` of `text` that makes a list: how many members it will have, counted as far as they may be."""
+    given = dict(zip(("sep", "maxsplit"), args, strict=False)) | dict(kwargs)
+    separator, most = given.get("sep"), given.get("maxsplit", -1)
+    if name == "splitlines":
+        check_parts(1 + _count(_LINE_END, text))
+    elif not isinstance(most, int) or not 0 <= most <= MAX_VALUE_PARTS:
+        check_parts(1 + text.count(separator) if isinstance(separator, str) else _count(_WORD, text))
+
+
+def _count(pattern: re.Pattern[str], text: str) -> int:
+    return sum(1 for _ in islice(pattern.finditer(text), MAX_VALUE_PARTS + 1))
+
+
+def check_method(
+    budget: Budget, method: BuiltinMethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """The arguments for a method of text or data, if what it makes is bounded. Raises LimitError otherwise."""
     owner: object = method.__self__
     name, kind = method.__name__, cast("type[object]", type(owner))
@@ -254,6 +280,8 @@ def check_method(budget: Budget, method: BuiltinMethodType, args: tuple[Any, ...
         case _, (int(width), *_) if name in _PADDING_METHODS:
             check_width(width)
             check_chars(len(owner) + width * (1 + owner.count("\t")))
+        case _ if name in _SPLITTING_METHODS:
+            check_split(owner, name, args, kwargs)
         case _ if name in _TEXT_METHODS:
             pass
         case _:

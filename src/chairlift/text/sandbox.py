@@ -56,9 +56,11 @@ class SafeEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         budget = _budget_of(context)
         budget.spend(1)
-        if isinstance(obj, BuiltinMethodType):
-            args = check_method(budget, obj, args)
-        return super().call(context, obj, *args, **kwargs)
+        if not isinstance(obj, BuiltinMethodType):
+            return super().call(context, obj, *args, **kwargs)
+        result = super().call(context, obj, *check_method(budget, obj, args, kwargs), **kwargs)
+        budget.bound(result)
+        return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Python's `format` of a text, with neither wide fields nor fields that others widen."""
