@@ -221,6 +221,15 @@ def test_tools_take_the_template_that_is_for_them():
     assert templates("plain", tool_use="{{ tools | length }}").render(HELLO, tools=[{}]) == "1"
 
 
+def test_documents_are_refused_where_the_template_does_not_know_them():
+    with pytest.raises(TemplateError, match="does not know `documents`"):
+        render(CHATML, documents=[{"text": "d"}])
+
+
+def test_no_documents_are_fine_for_any_template():
+    assert render("{{ messages[0].content }}", documents=[]) == "hello"
+
+
 # BOS
 
 

@@ -40,7 +40,7 @@ class _Compiled:
     """A template ready to run, and what it has heard of."""
 
     template: jinja2.Template
-    knows_tools: bool
+    variables: frozenset[str]
     knows_tool_messages: bool
 
 
@@ -76,11 +76,13 @@ class ChatTemplate:
         """The text of a chat. `template` is the name of one of the model's, or a template itself; `kwargs` are more variables.
 
         Raises TemplateError with the template's own words if it refuses the messages, and with the reason if there is no
-        template, if it is broken or does too much, or if it knows no tools and the messages or `tools` have some.
+        template, if it is broken or does too much, or if there are tools, calls of tools or documents and it knows of none.
         """
         chosen = self._choose(template, tools)
-        if tools and not chosen.knows_tools:
+        if tools and "tools" not in chosen.variables:
             raise TemplateError("the chat template of this model does not know tools; it has no place for `tools`")
+        if documents and "documents" not in chosen.variables:
+            raise TemplateError("the chat template of this model does not know `documents`")
         if not chosen.knows_tool_messages and any(_about_tools(message) for message in messages):
             raise TemplateError("the chat template of this model does not know tools; it cannot show their calls or results")
         variables = {
@@ -117,9 +119,9 @@ class ChatTemplate:
         try:
             environment = self._ready()
             tree = environment.parse(text)
-            knows_tools = "tools" in meta.find_undeclared_variables(tree)
+            variables = frozenset(meta.find_undeclared_variables(tree))
             knows_messages = _mentions_tools(tree)
-            return _Compiled(sandbox.compiled(environment, tree), knows_tools, knows_messages)
+            return _Compiled(sandbox.compiled(environment, tree), variables, knows_messages)
         except _COMPILE_FAULTS as error:
             raise TemplateError(f"the chat template is broken: {_one_line(error)}") from error
 
