@@ -104,6 +104,13 @@ def test_a_broken_file_is_fetched_anew(broken: bytes, tmp_path: Path) -> None:
     assert len(index.asked) == 2
 
 
+def test_a_broken_file_is_named_before_it_is_fetched_anew(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"broken")
+    watcher = Watcher()
+    path = get(tmp_path, Index(), watcher=watcher)
+    assert watcher.notices == [f"{path} is not the known file; fetching it anew"]
+
+
 def test_a_broken_stamp_only_costs_a_check(tmp_path: Path) -> None:
     index = Index()
     get(tmp_path, index)

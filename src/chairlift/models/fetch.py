@@ -182,6 +182,8 @@ def fetch(known: KnownModel, *, cache: Path, progress: Progress, downloader: Dow
     try:
         if _is_intact(path, known, progress):
             return path
+        if path.exists():
+            progress.notice(f"{path} is not the known file; fetching it anew")
         if known.notice:
             progress.notice(known.notice)
         cache.mkdir(parents=True, exist_ok=True)
