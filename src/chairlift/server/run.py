@@ -4,19 +4,21 @@ Knows signals, sockets and uvicorn; what is loaded comes in as a function, so it
 
 Exit codes: 0 after a signal, also if answers had to be cut; 1 if loading failed or the engine did. The first SIGTERM or SIGINT
 drains: new requests get 503, running ones may go on for `shutdown_timeout_s` and then end with an error. The second ends
-the process at once, and for a third the system's own answer is restored.
+the process at once, in the midst of a step or of a prompt that is being prepared; for a third the system's own answer is
+restored.
 """
 
 import asyncio
 import contextlib
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,6 +26,7 @@ from starlette.types import ASGIApp
 from chairlift.core.errors import ChairliftError, ConfigError
 from chairlift.engine.client import EngineClient
 from chairlift.server.app import create_app
+from chairlift.server.protocol import LimitedProtocol
 from chairlift.server.service import Service, State, World
 from chairlift.server.settings import Settings
 
@@ -45,6 +48,13 @@ Load = Callable[[], Start]
 T = TypeVar("T")
 
 
+class Ended(NamedTuple):
+    """How serving has ended. `at_once`: nobody is to wait for threads that may still be at work."""
+
+    code: int
+    at_once: bool
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, before anything is loaded. Raises ConfigError with one clear line if there can be none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -63,9 +73,23 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 def serve(listener: socket.socket, load: Load, settings: Settings, *, world: World | None = None) -> int:
-    """Serves until a signal or a failure, and returns the exit code. To be called in the main thread."""
+    """Serves until a signal or a failure, and returns the exit code. To be called in the main thread.
+
+    After a second signal it does not return: it ends the process.
+    """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(run(listener, load, settings, world=world))
+        ended = runner.run(run(listener, load, settings, world=world))
+        if ended.at_once:
+            _leave(ended.code)
+        return ended.code
+
+
+def _leave(code: int) -> NoReturn:
+    """Both the event loop and the interpreter would wait for their worker threads, however long those take."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -76,7 +100,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def run(listener: socket.socket, load: Load, settings: Settings, *, world: World | None = None) -> int:
+async def run(listener: socket.socket, load: Load, settings: Settings, *, world: World | None = None) -> Ended:
     """The same on an event loop that is running already."""
     state = State(settings)
     server = web_server(create_app(state, world=world))
@@ -84,11 +108,12 @@ async def run(listener: socket.socket, load: Load, settings: Settings, *, world:
     with signals.caught():
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            return await _live(state, load, signals)
+            code = await _live(state, load, signals)
         finally:
             server.should_exit = True
-            server.force_exit = signals.second.is_set()
+            server.force_exit = not await _unless(signals.second, asyncio.shield(serving))
             await serving
+        return Ended(code, signals.second.is_set())
 
 
 def web_server(app: ASGIApp) -> uvicorn.Server:
@@ -96,7 +121,7 @@ def web_server(app: ASGIApp) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=LimitedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
