@@ -16,6 +16,8 @@ from chairlift.server.errors import ApiError, malformed
 
 MAX_JSON_DEPTH = 64
 """Objects and arrays inside one another. Chat requests need about five; a tool's schema may need a dozen more."""
+BODY_TIMEOUT_S = 60.0
+"""A client that sends slower than this has gone, or keeps a place for nothing."""
 INLINE_BYTES = 64 * 1024
 """Bodies up to here are parsed on the event loop (under a millisecond); larger ones in a worker thread."""
 
@@ -24,7 +26,8 @@ SHOWN_PATH = 200
 
 
 async def read_object(request: Request, *, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object. Raises `ApiError` 413 once it is known to be longer than `max_bytes`, 400 if it is not one."""
+    """The body as a JSON object. Raises `ApiError` 413 once it is known to be longer than `max_bytes`, 400 if it is not one,
+    408 if it does not come."""
     raw = await _read(request, max_bytes)
     if len(raw) <= INLINE_BYTES:
         return parse_object(raw)
@@ -37,11 +40,15 @@ async def _read(request: Request, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise _too_slow() from None
     return b"".join(parts)
 
 
@@ -49,6 +56,11 @@ def _too_large(max_bytes: int) -> ApiError:
     # The connection stays open, and uvicorn throws the rest of the body away: a client that is still sending would otherwise
     # see a reset and not this answer.
     return ApiError(413, f"the body is larger than {max_bytes} bytes", type="Payload Too Large")
+
+
+def _too_slow() -> ApiError:
+    message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+    return ApiError(408, message, type="Request Timeout", headers={"Connection": "close", "x-should-retry": "false"})
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
