@@ -8,25 +8,28 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
+from processes import END_S, python, until
 from tiny import GatedExecutor, Setup, make_service, script
 
 from chairlift.core.errors import ConfigError, ModelError
-from chairlift.server.run import Start, bind, run
+from chairlift.server.run import Ended, Start, bind, run
 from chairlift.server.service import Service
 from chairlift.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "q"}]}
+STUCK = Path(__file__).parents[1] / "support" / "stuck_server.py"
 
 
 @dataclass
 class Process:
     """A serving process within the test's."""
 
-    code: asyncio.Task[int]
+    code: asyncio.Task[Ended]
     http: httpx.AsyncClient
     started: "Started"
 
@@ -42,7 +45,7 @@ class Process:
 
     async def ends(self) -> int:
         async with asyncio.timeout(10):
-            return await self.code
+            return (await self.code).code
 
 
 class Started:
@@ -181,8 +184,27 @@ async def test_a_second_signal_does_not_wait() -> None:
             signal.raise_signal(signal.SIGTERM)
             await server.until_unready()
             signal.raise_signal(signal.SIGTERM)
-            server.started.gate.open()
             assert await server.ends() == 0
+            assert (await server.code).at_once
+
+
+def test_a_second_signal_ends_the_process_in_the_midst_of_a_step() -> None:
+    with python(STUCK) as process:
+        url = until(process, "http://")
+        until(process, "tiny is ready")
+        asking = threading.Thread(target=_ask_in_vain, args=(url,))
+        asking.start()
+        until(process, "computing")
+        process.send_signal(signal.SIGTERM)
+        until(process, "shutting down")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
+        asking.join()
+
+
+def _ask_in_vain(url: str) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        httpx.post(url + CHAT, json=BODY, timeout=END_S)
 
 
 async def test_an_engine_that_fails_ends_it_after_its_requests_are_answered() -> None:

@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 END_S = 30
 """How long a command that is to end may take."""
@@ -23,12 +24,25 @@ COMMAND = (
 @contextmanager
 def chairlift(*arguments: str, **environ: str) -> Generator[subprocess.Popen[str]]:
     """A running command with all three pipes. It is killed if the test leaves it running."""
+    with _running([*COMMAND, *arguments], environ) as process:
+        yield process
+
+
+@contextmanager
+def python(script: Path) -> Generator[subprocess.Popen[str]]:
+    """The same for a script, which finds the modules beside it."""
+    with _running([sys.executable, str(script)], {}) as process:
+        yield process
+
+
+@contextmanager
+def _running(command: Sequence[str], environ: Mapping[str, str]) -> Generator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"} | environ,
+        env=os.environ | {"PYTHONUNBUFFERED": "1", **environ},
         text=True,
     )
     with process, ended(process):
