@@ -60,6 +60,7 @@ def test_keys_are_flags(tmp_path: Path, text: str, values: dict[str, Any]) -> No
         ("port: ]", "is not YAML"),
         ("port: !!python/object/apply:os.getcwd []", "is not YAML"),
         ("#" * (MAX_BYTES + 1), "may have at most"),
+        ("a: " + "[" * 20_000, "nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_named_in_one_line(tmp_path: Path, text: str, reason: str) -> None:

@@ -17,6 +17,10 @@ from chairlift.core.errors import ChairliftError
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and ends the process: 0 if all went well, 1 with one line of reason if not, 2 for a usage error."""
     try:
@@ -24,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ChairliftError as error:
         typer.echo(f"error: {error}", err=True)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _app() -> typer.Typer:

@@ -53,6 +53,8 @@ def _mapping(path: Path) -> Mapping[object, object]:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply for a configuration") from None
     if read is None:
         return {}
     if not isinstance(read, dict):
