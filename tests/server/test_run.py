@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,8 +189,10 @@ async def test_a_second_signal_does_not_wait() -> None:
             assert (await server.code).at_once
 
 
-def test_a_second_signal_ends_the_process_in_the_midst_of_a_step() -> None:
-    with python(STUCK) as process:
+@contextmanager
+def stuck(shutdown_timeout_s: int) -> Generator[tuple[subprocess.Popen[str], threading.Thread]]:
+    """A server in the midst of a step that never ends, after its first signal, and the thread of a client that waits."""
+    with python(STUCK, str(shutdown_timeout_s)) as process:
         url = until(process, "http://")
         until(process, "tiny is ready")
         asking = threading.Thread(target=_ask_in_vain, args=(url,))
@@ -197,9 +200,21 @@ def test_a_second_signal_ends_the_process_in_the_midst_of_a_step() -> None:
         until(process, "computing")
         process.send_signal(signal.SIGTERM)
         until(process, "shutting down")
+        yield process, asking
+        asking.join()
+
+
+def test_a_second_signal_ends_the_process_while_answers_may_go_on() -> None:
+    with stuck(shutdown_timeout_s=1000) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0
+
+
+def test_a_second_signal_ends_the_process_while_it_waits_for_a_step() -> None:
+    with stuck(shutdown_timeout_s=0) as (process, asking):
         asking.join()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
 
 
 def _ask_in_vain(url: str) -> None:

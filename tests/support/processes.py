@@ -29,9 +29,9 @@ def chairlift(*arguments: str, **environ: str) -> Generator[subprocess.Popen[str
 
 
 @contextmanager
-def python(script: Path) -> Generator[subprocess.Popen[str]]:
+def python(script: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
     """The same for a script, which finds the modules beside it."""
-    with _running([sys.executable, str(script)], {}) as process:
+    with _running([sys.executable, str(script), *arguments], {}) as process:
         yield process
 
 

@@ -1,4 +1,7 @@
-"""A server whose model never comes to the end of its first step. It says where it listens, and when it has begun to compute."""
+"""A server whose model never comes to the end of its first step. It says where it listens, and when it has begun to compute.
+
+Its argument is the time in seconds that answers may take after the first signal.
+"""
 
 import logging
 import sys
@@ -27,7 +30,7 @@ class StuckExecutor(ShadowExecutor):
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    setup = replace(Setup(), executor=StuckExecutor, settings=Settings(shutdown_timeout_s=1000))
+    setup = replace(Setup(), executor=StuckExecutor, settings=Settings(shutdown_timeout_s=float(sys.argv[1])))
     listener = bind("127.0.0.1", 0)
 
     def start() -> Service:
