@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from model_files import hf_folder, tiny_gguf
+from silent import Silent
 
 from chairlift.core.errors import ModelError
-from chairlift.models.fetch import Silent
 from chairlift.models.registry import Sources, cached, load, resolve, user_sources
 
 

@@ -3,8 +3,10 @@
 import os
 import sys
 
+from silent import Silent
+
 from chairlift.models.description import Model
-from chairlift.models.fetch import KNOWN, Pip, Silent, cache_dir, fetch
+from chairlift.models.fetch import KNOWN, Pip, cache_dir, fetch
 from chairlift.models.gguf_model import load_gguf
 
 

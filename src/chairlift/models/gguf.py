@@ -5,7 +5,6 @@ trusted: everything is measured against its size before it is believed, and what
 """
 
 import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,6 @@ MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|u1", 10: "<u8", 11: "<i8", 12: "<f8"}
 

@@ -143,7 +143,9 @@ def _own_chars(value: object) -> int:
 
 def is_data(value: object) -> bool:
     """Whether a value is text, a number, nothing, or a collection of JSON's kinds."""
-    return type(value) is str or value is None or isinstance(value, str | bool | int | float | list | tuple | dict | range | jinja2.Undefined)
+    if type(value) is str or value is None:
+        return True
+    return isinstance(value, str | bool | int | float | list | tuple | dict | range | jinja2.Undefined)
 
 
 def _only_data(value: object) -> object:

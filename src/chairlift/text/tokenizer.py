@@ -16,9 +16,9 @@ from chairlift.core.errors import ModelError
 from chairlift.core.types import TokenizerSource
 from chairlift.text.alphabet import SPACE_MARK, byte_level_alphabet, byte_level_bytes, byte_of, piece_bytes
 from chairlift.text.merges import merges_of
-from chairlift.text.messages import well_formed
 from chairlift.text.spelling import Kind, Spelling, spelling_of
 from chairlift.text.splitting import ADDS_BOS, splitting
+from chairlift.text.surrogates import well_formed
 
 
 class TokenType(IntEnum):
