@@ -1,12 +1,12 @@
 """Builds an engine from a configuration. With the command line, the only place that knows all layers.
 
-Knows how much memory there is and what a model needs of it; knows neither HTTP nor terminals.
+Knows what a model needs of the memory that there is; knows neither HTTP nor terminals.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from chairlift.cache.sizing import KVSize, bytes_per_token, size_pool
 from chairlift.core.config import EngineConfig
@@ -19,14 +19,14 @@ from chairlift.models.fetch import Progress
 from chairlift.models.registry import Sources
 from chairlift.schedule import presets
 from chairlift.text import tokenizer as tokenizers
-from chairlift.text.template import ChatTemplate
+from chairlift.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
 
 EXECUTOR = "reference (NumPy, float32)"
 FLOAT32_BYTES = 4
 
-MAX_TEMPLATE_BYTES = 256 * 1024
-"""A chat template in a file may be this long."""
+MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
+"""More bytes of UTF-8 are too many characters, whichever they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Engine:
 
 def parameter_count(description: Description) -> int:
     """Numbers in all tensors of the model."""
-    return sum(_product(shape) for shape in description.layout().values())
+    return sum(math.prod(shape) for shape in description.layout().values())
 
 
 def fit(description: Description, options: EngineOptions, *, free_bytes: int) -> Fit:
@@ -175,7 +175,7 @@ def read_template(path: Path) -> str:
     """A chat template in a file. ConfigError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"{path}: a chat template may have at most {MAX_TEMPLATE_BYTES} bytes")
+            raise ConfigError(f"{path}: a chat template may have at most {MAX_TEMPLATE_CHARS} characters")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
@@ -186,81 +186,3 @@ def read_template(path: Path) -> str:
 def gib(count: int) -> str:
     """Bytes for people: "1.2 GiB", "85 MiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-# ── how much memory is free ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may still take: the machine's free memory, or less if a control group (v1, v2) is tighter.
-
-    `root` is where /proc and /sys are sought. ConfigError if neither can be read.
-    """
-    available = _meminfo_available(root)
-    if available is None:
-        raise ConfigError("cannot find out how much memory is free here: /proc/meminfo has no MemAvailable")
-    groups = [_group_free(folder, files) for folder, files in _memory_groups(root)]
-    return max(0, min([available, *(free for free in groups if free is not None)]))
-
-
-def _meminfo_available(root: Path) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
-
-
-class _GroupFiles(NamedTuple):
-    """Where a control group says its limit and usage, and the name of its dropable file pages in `memory.stat`."""
-
-    limit: str
-    usage: str
-    reclaimable: str
-
-
-_V1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _GroupFiles("memory.max", "memory.current", "inactive_file")
-
-
-def _memory_groups(root: Path) -> list[tuple[Path, _GroupFiles]]:
-    """The folder of every control group above this process, whose limits all hold.
-
-    A container often sees the path of its group as the host names it, but mounted as the root: a folder may be missing.
-    """
-    found: list[tuple[Path, _GroupFiles]] = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, files = root / "sys/fs/cgroup", _V2
-        elif "memory" in controllers.split(","):
-            base, files = root / "sys/fs/cgroup/memory", _V1
-        else:
-            continue
-        folder = base / path.strip("/")
-        chain = [folder, *folder.parents]
-        found += [(group, files) for group in chain[: chain.index(base) + 1]]
-    return found
-
-
-def _group_free(folder: Path, files: _GroupFiles) -> int | None:
-    """None if the group does not exist or has no limit. File pages that the kernel can drop at once count as free."""
-    limits, used = _lines(folder / files.limit), _lines(folder / files.usage)
-    if not limits or not used or limits[0] == "max":
-        return None
-    statistics = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
-    return int(limits[0]) - int(used[0]) + int(statistics.get(files.reclaimable, "0"))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

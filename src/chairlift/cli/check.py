@@ -25,7 +25,7 @@ def check(
     Shows its architecture, its memory and how many requests fit; exit code 1 with the reason if it cannot be served. Fetches
     a known model that is not here yet, and verifies its file. The weights are not loaded.
     """
-    from chairlift import compose
+    from chairlift import compose, machine
     from chairlift.cli.loading import sources, user_console
     from chairlift.cli.report import write_json
     from chairlift.models import registry
@@ -39,7 +39,7 @@ def check(
     )
     opened = registry.load(model, sources(user_console()))
     tokenizer.build(opened.tokenizer)
-    figures = _figures(opened, compose.fit(opened.description, asked, free_bytes=compose.free_memory()))
+    figures = _figures(opened, compose.fit(opened.description, asked, free_bytes=machine.free_memory()))
     if json is not None:
         write_json(json, figures)
     if json != Path("-"):

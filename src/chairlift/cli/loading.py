@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chairlift import compose
+from chairlift import compose, machine
 from chairlift.cli.progress import progress
 from chairlift.models.registry import Sources, user_sources
 
@@ -25,6 +25,6 @@ def load_engine(spec: str, options: compose.EngineOptions, *, template: Path | N
         spec,
         options,
         sources=sources(user_console()),
-        free_bytes=compose.free_memory(),
+        free_bytes=machine.free_memory(),
         template=None if template is None else compose.read_template(template),
     )

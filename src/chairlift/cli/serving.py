@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chairlift import __version__, compose
+from chairlift import __version__, compose, machine
 from chairlift.cli.loading import sources, user_console
 from chairlift.engine.client import EngineClient
 from chairlift.observe.metrics import Metrics
@@ -52,7 +52,7 @@ def run(asked: Asked) -> int:
                 asked.model,
                 asked.engine,
                 sources=sources(console),
-                free_bytes=compose.free_memory(),
+                free_bytes=machine.free_memory(),
                 template=template,
             )
             widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
