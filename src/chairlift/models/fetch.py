@@ -24,6 +24,19 @@ CHUNK = 1 << 20
 POLL_S = 0.2
 """How often a running download is asked for its progress."""
 
+_PIP = """
+import os, runpy, sys, threading
+
+def follow():
+    os.read(0, 1)
+    os._exit(1)
+
+threading.Thread(target=follow, daemon=True).start()
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+"""`python -m pip`, but it ends when its standard input does, which is when its parent ends, however that happens."""
+
 
 class Progress(Protocol):
     """Is told how long work goes on. `start` and `done` come in pairs; a total of None is unknown; all counts are bytes."""
@@ -114,7 +127,10 @@ class Downloader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pip:
-    """Downloads with pip as a subprocess, so that the user's index, proxy and credentials apply. `python` starts Python."""
+    """Downloads with pip as a subprocess, so that the user's index, proxy and credentials apply. `python` starts Python.
+
+    Pip does not outlive this process, and asks no questions, as nobody would hear them.
+    """
 
     python: tuple[str, ...]
     environ: Mapping[str, str]
@@ -123,17 +139,17 @@ class Pip:
         options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--progress-bar=off")
         with tempfile.TemporaryDirectory(dir=into, prefix="pip-") as scratch, tempfile.TemporaryFile(dir=into) as output:
             process = subprocess.Popen(  # noqa: S603  # our own interpreter, and requirements of our own index
-                [*self.python, "-m", "pip", "download", *options, "--dest", str(into), *requirements],
-                stdin=subprocess.DEVNULL,
+                [*self.python, "-c", _PIP, "download", "--no-input", *options, "--dest", str(into), *requirements],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**self.environ, "TMPDIR": scratch},  # what pip has so far can be measured there
             )
-            try:
-                self._follow(process, into, advance)
-            finally:
-                process.kill()
-                process.wait()
+            with process:
+                try:
+                    self._follow(process, into, advance)
+                finally:
+                    process.kill()
             if process.returncode:
                 output.seek(0)
                 raise ModelError(f"pip could not download {', '.join(requirements)}: {_last_error(output.read())}")
