@@ -170,6 +170,16 @@ def test_a_broken_template_is_an_error_of_one_line(broken: str):
         render(broken)
 
 
+def test_a_broken_template_can_be_found_before_the_first_chat():
+    with pytest.raises(TemplateError, match="broken"):
+        templates("{% if %}").compile()
+
+
+def test_no_template_and_those_of_other_names_are_no_reason_to_refuse_a_model():
+    templates().compile()
+    templates("fine", other="{% if %}").compile()
+
+
 def test_a_template_that_is_too_long_is_refused():
     with pytest.raises(TemplateError, match="the limit is"):
         render("a" * (MAX_TEMPLATE_CHARS + 1))
@@ -184,11 +194,23 @@ def test_a_template_that_is_too_long_is_refused():
         "{{ [1][7].x }}",
         "{{ none() }}",
         "{{ {} | tojson(1, 2, 3, 4, 5) }}",
+        "{{ 1e400 }}",
+        "{{ 'x' | truncate(-5) }}",
     ],
 )
 def test_a_slip_of_the_template_is_an_error(slip: str):
     with pytest.raises(TemplateError, match="the chat template failed"):
         render(slip)
+
+
+def test_half_a_character_in_a_complaint_is_replaced():
+    with pytest.raises(TemplateError, match="\ufffd"):
+        render("{{ raise_exception(messages[0].content) }}", [{"role": "user", "content": "\ud83d"}])
+
+
+def test_a_template_of_too_many_parts_is_refused():
+    with pytest.raises(TemplateError, match="more than 50000 parts"):
+        render("{{1}}" * 30_000)
 
 
 # Tools

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from chairlift.core.errors import ChairliftError, QueueFull, Refused, TemplateError, Unavailable
 from chairlift.server.generate import Aborted, Failed
+from chairlift.text.surrogates import well_formed
 
 SHOWN_PROBLEMS = 3
 """Problems of one body that its answer names; the others are only counted, so that the answer stays small."""
@@ -46,7 +47,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = well_formed(message)
         self.type = type
         self.param = param
         self.headers: Mapping[str, str] = headers or {}
