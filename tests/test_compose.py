@@ -1,10 +1,14 @@
 from pathlib import Path
 
 import pytest
+from scripted_engine import NoWeights
+from silent import Silent
+from tiny import source
 from tiny_decoders import PLAIN
 
-from chairlift.compose import EngineOptions, check_options, fit, gib, parameter_count, read_template
-from chairlift.core.errors import ConfigError, ModelError
+from chairlift.compose import EngineOptions, build, check_options, fit, gib, parameter_count, read_template
+from chairlift.core.errors import ConfigError, ModelError, TemplateError
+from chairlift.models.description import Model
 
 MIB, GIB = 2**20, 2**30
 
@@ -42,6 +46,12 @@ def test_settings_that_never_work_are_found_without_a_model(options: EngineOptio
 def test_parameters_are_counted_over_all_tensors() -> None:
     layer = 24 * 24 + 2 * 12 * 24 + 24 * 24 + 3 * 24 * 40 + 2 * 24
     assert parameter_count(PLAIN) == 2 * 61 * 24 + 24 + 2 * layer
+
+
+def test_a_broken_chat_template_is_found_before_the_weights_are_read() -> None:
+    model = Model("broken", PLAIN, NoWeights(), source(template="{% if %}"), {}, "F32", lambda: None)
+    with pytest.raises(TemplateError, match="broken"):
+        build(model, fit(PLAIN, EngineOptions(), free_bytes=GIB), progress=Silent())
 
 
 @pytest.mark.parametrize(("content", "reason"), [(b"\xff", "UTF-8"), (b"x" * (MIB + 1), "at most")])

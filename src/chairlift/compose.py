@@ -132,7 +132,7 @@ def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> E
 def load(spec: str, options: EngineOptions, *, sources: Sources, free_bytes: int, template: str | None = None) -> Engine:
     """Fetches, opens and reads a model, which takes seconds. `template` replaces the model's own chat template.
 
-    Whatever can be refused is refused before the weights are read. Raises ModelError and ConfigError.
+    Whatever can be refused is refused before the weights are read. Raises ModelError, ConfigError and TemplateError.
     """
     model = registry.load(spec, sources)
     if template is not None:
@@ -141,9 +141,8 @@ def load(spec: str, options: EngineOptions, *, sources: Sources, free_bytes: int
 
 
 def build(model: Model, fit: Fit, *, progress: Progress) -> Engine:
-    """Reads the weights and puts the parts together."""
-    tokenizer = tokenizers.build(model.tokenizer)
-    template = ChatTemplate(model.tokenizer, tokenizer)
+    """Reads the weights and puts the parts together. Raises ModelError, and TemplateError for a broken chat template."""
+    tokenizer, template = speech(model)
     progress.start(f"Loading {model.name}", fit.weight_bytes)
     try:
         executor = ReferenceExecutor.load(
@@ -156,6 +155,14 @@ def build(model: Model, fit: Fit, *, progress: Progress) -> Engine:
     finally:
         progress.done()
     return Engine(model, fit, executor, tokenizer, template)
+
+
+def speech(model: Model) -> tuple[Tokenizer, ChatTemplate]:
+    """How the model's tokens are written and its chats are put. Raises ModelError and TemplateError if it is not known."""
+    tokenizer = tokenizers.build(model.tokenizer)
+    template = ChatTemplate(model.tokenizer, tokenizer)
+    template.compile()
+    return tokenizer, template
 
 
 def _in_bytes(progress: Progress, total_bytes: int) -> Callable[[int, int], None]:

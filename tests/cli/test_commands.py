@@ -49,6 +49,7 @@ def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None
         (("check", "./missing.gguf"), "there is no such file"),
         (("check", "dummy:tiny", "--max-model-len", "1M"), "more than the 4096 tokens"),
         (("run", "dummy:tiny", "hi", "--chat-template", "missing.jinja"), "No such file"),
+        (("run", "dummy:tiny", "hi", "--chat-template", "broken.jinja"), "the chat template is broken"),
         (("models", "--fetch", "nosuchmodel"), "is no known model"),
         (("serve", "--preset", "none"), "there is no preset"),
         (("serve", "--config", "missing.yaml"), "No such file"),
@@ -56,8 +57,14 @@ def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None
     ],
 )
 def test_whatever_goes_wrong_is_said_in_one_line(
-    arguments: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.jinja").write_text("{% if %}")
     assert code(*arguments) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ")

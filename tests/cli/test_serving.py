@@ -75,6 +75,13 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     assert "broken.gguf" in err.splitlines()[-1]
 
 
+def test_a_model_without_a_chat_template_is_told_at_the_start() -> None:
+    asked = Asked("m", "127.0.0.1", 8000, (), None, EngineOptions(), Settings())
+    lines = banner(scripted(template=None), asked, "http://127.0.0.1:8000")
+    assert any(line.startswith("template  none") and "--chat-template" in line for line in lines)
+    assert "/v1/completions" in lines[-1]
+
+
 def test_the_request_to_try_can_be_pasted_into_a_shell() -> None:
     asked = Asked("m", "127.0.0.1", 8000, ("it's",), None, EngineOptions(), Settings())
     words = shlex.split(banner(scripted(), asked, "http://127.0.0.1:8000")[-1])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from executors import ShadowExecutor
 from numpy.typing import NDArray
-from tiny import letters, source
+from tiny import CHATML, letters, source
 from tiny_decoders import PLAIN
 
 from chairlift.compose import Engine, EngineOptions, fit
@@ -21,9 +21,9 @@ class NoWeights:
         raise AssertionError(name)
 
 
-def scripted(next_token: Callable[[tuple[int, ...]], int] = letters) -> Engine:
-    """One place, a context of 256 tokens, one token per byte, ChatML."""
-    text = source()
+def scripted(next_token: Callable[[tuple[int, ...]], int] = letters, *, template: str | None = CHATML) -> Engine:
+    """One place, a context of 256 tokens, one token per byte."""
+    text = source(template=template)
     tokenizer = build(text)
     sizes = fit(PLAIN, EngineOptions(max_num_seqs=1), free_bytes=2**30)
     executor = ShadowExecutor(sizes.config.num_blocks, sizes.config.block_size, next_token)

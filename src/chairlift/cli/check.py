@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chairlift.cli import options
+from chairlift.cli.report import NO_TEMPLATE
 
 if TYPE_CHECKING:
     from chairlift.compose import Fit
@@ -29,7 +30,6 @@ def check(
     from chairlift.cli.loading import sources, user_console
     from chairlift.cli.report import write_json
     from chairlift.models import registry
-    from chairlift.text import tokenizer
 
     asked = compose.EngineOptions(
         max_model_len=max_model_len,
@@ -38,7 +38,7 @@ def check(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
     )
     opened = registry.load(model, sources(user_console()))
-    tokenizer.build(opened.tokenizer)
+    compose.speech(opened)
     figures = _figures(opened, compose.fit(opened.description, asked, free_bytes=machine.free_memory()))
     if json is not None:
         write_json(json, figures)
@@ -81,7 +81,8 @@ def _lines(figures: dict[str, Any]) -> list[str]:
         f"  architecture   {figures['architecture']}, {figures['layers']} layers, vocabulary of {figures['vocabulary']:,}",
         f"  parameters     {figures['parameters'] / 1e6:,.1f} million, mostly {figures['quantization']}",
         f"  context        {figures['context']:,} tokens{shrunk}",
-        f"  tokenizer      {figures['tokenizer']}, {'with a' if figures['chat_template'] else 'no'} chat template",
+        f"  tokenizer      {figures['tokenizer']}",
+        f"  chat template  {'there is one' if figures['chat_template'] else NO_TEMPLATE}",
         f"  executor       {figures['executor']}",
         f"  weights        {gib(figures['weight_bytes'])} in memory",
         f"  KV cache       {gib(figures['kv_bytes'])}: {blocks}",

@@ -1,4 +1,4 @@
-"""Writes the figures of a command for programs to read."""
+"""What several commands report alike, for people and for programs."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 import typer
 
 from chairlift.core.errors import ConfigError
+
+NO_TEMPLATE = "none: prompts are completed, and chats refused, unless --chat-template FILE gives one"
 
 
 def write_json(path: Path, figures: dict[str, Any] | list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from chairlift import __version__, compose, machine
 from chairlift.cli.loading import sources, user_console
+from chairlift.cli.report import NO_TEMPLATE
 from chairlift.engine.client import EngineClient
 from chairlift.observe.metrics import Metrics
 from chairlift.observe.prometheus import Exposition
@@ -107,6 +108,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"model     {', '.join(names)}: {model.description.architecture}, {model.quantization}, {compose.EXECUTOR}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
+        *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
         f"address   {address}/v1",
         "try       " + _curl(engine, names[0], asked.settings, address),
     ]
