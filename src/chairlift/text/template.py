@@ -31,7 +31,7 @@ SHOWN_CHARS = 500
 
 _TOOL_WORDS = frozenset({"tool", "tools", "tool_calls", "tool_call_id", "tool_response", "tool_responses", "ipython"})
 
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 """The largest syntax tree of a template: Jinja's compiler takes about 0.1 ms for each node."""
 
 
