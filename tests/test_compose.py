@@ -1,4 +1,6 @@
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_engine import NoWeights
@@ -7,6 +9,7 @@ from tiny import source
 from tiny_decoders import PLAIN
 
 from chairlift.compose import EngineOptions, build, check_options, fit, gib, parameter_count, read_template
+from chairlift.core.config import DEFAULTS
 from chairlift.core.errors import ConfigError, ModelError, TemplateError
 from chairlift.models.description import Model
 
@@ -41,6 +44,23 @@ def test_weights_and_kv_cache_that_do_not_fit_together_are_refused() -> None:
 def test_settings_that_never_work_are_found_without_a_model(options: EngineOptions) -> None:
     with pytest.raises(ConfigError):
         check_options(options)
+
+
+def test_what_is_not_asked_for_is_as_the_engine_has_it() -> None:
+    config = fit(PLAIN, EngineOptions(), free_bytes=GIB).config
+    assert config == replace(DEFAULTS, max_model_len=config.max_model_len, num_blocks=config.num_blocks)
+
+
+def test_what_is_asked_for_reaches_the_engine() -> None:
+    asked: dict[str, Any] = {
+        "block_size": 8,
+        "max_num_seqs": 3,
+        "preset": "dynamic",
+        "batch_wait_s": 0.2,
+        "enable_prefix_caching": False,
+    }
+    config = fit(PLAIN, EngineOptions(**asked), free_bytes=GIB).config
+    assert {name: getattr(config, name) for name in asked} == asked
 
 
 def test_parameters_are_counted_over_all_tensors() -> None:

@@ -5,11 +5,12 @@ Knows what a model needs of the memory that there is; knows neither HTTP nor ter
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from chairlift.cache.sizing import KVSize, bytes_per_token, size_pool
-from chairlift.core.config import EngineConfig
+from chairlift.core.config import DEFAULTS, EngineConfig
 from chairlift.core.errors import ConfigError, ModelError
 from chairlift.core.ports import Executor
 from chairlift.execute.reference import ReferenceExecutor
@@ -31,17 +32,21 @@ MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the user asks of an engine, named as on the command line. None: work it out from model and memory."""
+    """What the user asks of an engine. The first two are worked out from model and memory where they are None.
+
+    All others are settings of `EngineConfig`, and stand here under its names.
+    """
 
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    enable_prefix_caching: bool = True
-    preset: str = "continuous"
-    max_num_queued_reqs: int = 256
-    max_num_queued_tokens: int | None = None
+    block_size: int = DEFAULTS.block_size
+    max_num_seqs: int = DEFAULTS.max_num_seqs
+    max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
+    max_num_queued_reqs: int = DEFAULTS.max_num_queued_reqs
+    max_num_queued_tokens: int | None = DEFAULTS.max_num_queued_tokens
+    enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
+    preset: str = DEFAULTS.preset
+    batch_wait_s: float = DEFAULTS.batch_wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +121,9 @@ def check_options(options: EngineOptions) -> None:
 
 
 def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:
-    return EngineConfig(
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        block_size=options.block_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_queued_reqs=options.max_num_queued_reqs,
-        max_num_queued_tokens=options.max_num_queued_tokens,
-        enable_prefix_caching=options.enable_prefix_caching,
-        preset=options.preset,
-    )
+    settings: dict[str, Any] = asdict(options) | {"max_model_len": max_model_len, "num_blocks": num_blocks}
+    del settings["kv_cache_memory_bytes"]  # has become a number of blocks
+    return EngineConfig(**settings)
 
 
 def load(spec: str, options: EngineOptions, *, sources: Sources, free_bytes: int, template: str | None = None) -> Engine:

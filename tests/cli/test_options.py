@@ -1,7 +1,7 @@
 import pytest
 import typer
 
-from chairlift.cli.options import count
+from chairlift.cli.options import count, seconds
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,14 @@ def test_numbers_are_read_as_people_write_them(written: str | int, number: int) 
 def test_anything_else_is_a_usage_error(written: str) -> None:
     with pytest.raises(typer.BadParameter):
         count(written)
+
+
+@pytest.mark.parametrize(("written", "time_s"), [("0", 0.0), ("0.05", 0.05), ("1e3", 1000.0), (15.0, 15.0)])
+def test_times_are_numbers_of_seconds(written: str | float, time_s: float) -> None:
+    assert seconds(written) == time_s
+
+
+@pytest.mark.parametrize("written", ["", "-1", "nan", "inf", "1e9", "5s"])
+def test_what_no_clock_can_wait_for_is_a_usage_error(written: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        seconds(written)

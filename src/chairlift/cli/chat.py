@@ -10,6 +10,7 @@ import typer
 
 from chairlift.cli import options
 from chairlift.core.errors import ChairliftError, NeverFits, TemplateError
+from chairlift.models.fetch import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from chairlift.cli.talk import Messages, Talker
@@ -18,7 +19,7 @@ HELP = "/new starts afresh, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
 def chat(
-    model: options.Model = "smollm2",
+    model: options.Model = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt, before everything else.")] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,

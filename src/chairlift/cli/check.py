@@ -7,6 +7,8 @@ import typer
 
 from chairlift.cli import options
 from chairlift.cli.report import NO_TEMPLATE
+from chairlift.core.config import DEFAULTS
+from chairlift.models.fetch import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from chairlift.compose import Fit
@@ -14,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def check(
-    model: options.Model = "smollm2",
+    model: options.Model = DEFAULT_MODEL,
     max_model_len: options.MaxModelLen = None,
-    max_num_seqs: options.MaxNumSeqs = 64,
-    block_size: options.BlockSize = 16,
+    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
     json: options.Json = None,
 ) -> None:

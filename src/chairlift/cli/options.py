@@ -1,11 +1,14 @@
 """Flags that several commands have, and how their values are read. Names are those of vLLM, so that habits carry over."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+MAX_SECONDS = 1_000_000
+"""Longest time that can be set: eleven days."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NUMBER = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})?([kmgtKMGT]?)")
 
@@ -21,6 +24,17 @@ def count(value: str | int) -> int:
     if numerator % denominator:
         raise typer.BadParameter(f"{value!r} is not a whole number")
     return numerator // denominator
+
+
+def seconds(value: str | float) -> float:
+    """A time in seconds, 0 included. BadParameter for anything that no clock can wait for."""
+    try:
+        time_s = float(value)
+    except ValueError:
+        time_s = math.nan
+    if not 0 <= time_s <= MAX_SECONDS:
+        raise typer.BadParameter(f"{value!r} is not a number of seconds from 0 to {MAX_SECONDS:,}")
+    return time_s
 
 
 Model = Annotated[

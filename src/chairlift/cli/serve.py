@@ -7,12 +7,16 @@ import typer
 
 from chairlift.cli import options
 from chairlift.cli.config_file import read_into
+from chairlift.core.config import DEFAULTS
+from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.server.settings import Settings
 
-MIB = 1024 * 1024
+SETTINGS = Settings()
+"""Where the flags of the HTTP side have their defaults; those of the engine are in `DEFAULTS`."""
 
 
 def serve(
-    model: options.Model = "smollm2",
+    model: options.Model = DEFAULT_MODEL,
     host: Annotated[
         str,
         typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets other machines in."),
@@ -56,44 +60,56 @@ def serve(
     max_body_bytes: Annotated[
         int,
         typer.Option(parser=options.count, metavar="BYTES", help="Longest body of a request; accepts 8M."),
-    ] = 8 * MIB,
-    max_prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Most prompts of one completion request.")] = 128,
+    ] = SETTINGS.max_body_bytes,
+    max_prompts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Most prompts of one completion request.")
+    ] = SETTINGS.max_prompts,
     sse_keep_alive_interval: Annotated[
         float,
         typer.Option(
-            min=0,
+            parser=options.seconds,
             metavar="SECONDS",
             help="A comment into streams that are silent for so long; 0: never.",
         ),
-    ] = 15.0,
+    ] = SETTINGS.sse_keep_alive_s,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
-            min=0,
+            parser=options.seconds,
             metavar="SECONDS",
             help="After the first signal to end, answers may go on for so long.",
         ),
-    ] = 30.0,
+    ] = SETTINGS.shutdown_timeout_s,
     max_model_len: options.MaxModelLen = None,
-    max_num_seqs: options.MaxNumSeqs = 64,
+    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")
-    ] = 512,
-    block_size: options.BlockSize = 16,
+    ] = DEFAULTS.max_num_batched_tokens,
+    block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Share the KV cache of equal beginnings of prompts.")] = True,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Share the KV cache of equal beginnings of prompts.")
+    ] = DEFAULTS.enable_prefix_caching,
     preset: Annotated[
         str,
         typer.Option(metavar="NAME", help="How requests are batched: continuous, static, dynamic, ..."),
-    ] = "continuous",
+    ] = DEFAULTS.preset,
+    batch_wait: Annotated[
+        float,
+        typer.Option(
+            parser=options.seconds,
+            metavar="SECONDS",
+            help="How long the dynamic presets wait for a batch to fill.",
+        ),
+    ] = DEFAULTS.batch_wait_s,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
-    ] = 256,
+    ] = DEFAULTS.max_num_queued_reqs,
     max_num_queued_tokens: Annotated[
         int | None,
         typer.Option(min=1, metavar="TOKENS", help="Most prompt tokens that may wait."),
-    ] = None,
+    ] = DEFAULTS.max_num_queued_tokens,
     config: Annotated[  # noqa: ARG001  (its callback has read it)
         Path | None,
         typer.Option(
@@ -110,7 +126,6 @@ def serve(
     """
     from chairlift.cli.serving import Asked, run
     from chairlift.compose import EngineOptions
-    from chairlift.server.settings import Settings
 
     settings = Settings(
         api_keys=tuple(api_key or ()),
@@ -130,6 +145,7 @@ def serve(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         enable_prefix_caching=enable_prefix_caching,
         preset=preset,
+        batch_wait_s=batch_wait,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )

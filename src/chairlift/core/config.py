@@ -44,3 +44,7 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be less than max_num_seqs"
                 f" ({self.max_num_seqs}): every running request needs one token a step"
             )
+
+
+DEFAULTS = EngineConfig(max_model_len=2, num_blocks=1)
+"""The smallest engine there is: whoever offers the other settings to a user takes their defaults from here."""
