@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
-from model_files import gguf_metadata, gguf_tensors, hf_folder, tiny_gguf, write_gguf
+from model_files import CONFIG, gguf_metadata, gguf_tensors, hf_folder, tiny_gguf, write_gguf
 
 from chairlift.core.errors import ModelError
 from chairlift.models.hub import FIRST_LOOK, choose_gguf, fetch_repository
+from chairlift.text.tokenizer import build
 
 
 class FolderHub:
@@ -38,9 +40,13 @@ class FolderHub:
         return self.folder / file
 
 
+def fetch(repo: str, quant: str | None, hub: FolderHub) -> Path:
+    return fetch_repository(repo, quant, hub, check=build)
+
+
 def test_a_checkpoint_is_a_folder(tmp_path: Path) -> None:
     hub = FolderHub(hf_folder(tmp_path, files={"tokenizer_config.json": {}, "README.md": "hello", "chat_template.jinja": "x"}))
-    assert fetch_repository("org/name", None, hub) == tmp_path
+    assert fetch("org/name", None, hub) == tmp_path
     assert set(hub.downloaded) == {
         "config.json",
         "tokenizer.json",
@@ -52,9 +58,9 @@ def test_a_checkpoint_is_a_folder(tmp_path: Path) -> None:
 
 def test_shards_are_downloaded_once_each(tmp_path: Path) -> None:
     hf_folder(tmp_path, files={"model.safetensors.index.json": {"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}})
-    (tmp_path / "x.safetensors").touch()
+    (tmp_path / "model.safetensors").rename(tmp_path / "x.safetensors")
     hub = FolderHub(tmp_path)
-    fetch_repository("org/name", None, hub)
+    fetch("org/name", None, hub)
     assert hub.downloaded.count("x.safetensors") == 1
     assert "model.safetensors" not in hub.downloaded
 
@@ -63,7 +69,7 @@ def test_unsupported_checkpoint_is_refused_before_its_weights_are_downloaded(tmp
     hub = FolderHub(hf_folder(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(ModelError, match="org/name: architecture 'mamba' is not supported"):
-        fetch_repository("org/name", None, hub)
+        fetch("org/name", None, hub)
     assert hub.downloaded == ["config.json"]
 
 
@@ -71,28 +77,55 @@ def test_a_checkpoint_without_fast_tokenizer_is_refused_early(tmp_path: Path) ->
     hub = FolderHub(hf_folder(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        fetch_repository("org/name", None, hub)
+        fetch("org/name", None, hub)
     assert hub.downloaded == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": "F64"}, r"org/name: model\.safetensors: tensor '\S+' is of type F64"),
+        ({"files": {"model.safetensors": ""}}, r"org/name: model\.safetensors: not a whole safetensors file"),
+        ({"files": {"model.safetensors": "\x02" + "\0" * 7 + "[]"}}, "must be a group of settings"),
+        ({"files": {"tokenizer.json": "{}"}}, r"org/name: tokenizer\.json cannot be used"),
+        ({"files": {"generation_config.json": {"top_p": 0}}}, "0 is no possible top_p"),
+        ({"files": {"config.json": {**CONFIG, "intermediate_size": 96}}}, r"has the shape \(64, 32\)"),
+        ({"files": {"config.json": {**CONFIG, "num_hidden_layers": 3}}}, r"missing tensors: model\.layers\.2"),
+    ],
+)
+def test_unusable_checkpoints_are_refused_before_their_weights_are_downloaded(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    hub = FolderHub(hf_folder(tmp_path, **changes))
+    with pytest.raises(ModelError, match=said):
+        fetch("org/name", None, hub)
+    assert "model.safetensors" not in hub.downloaded
+
+
+def test_a_checkpoint_that_is_there_is_not_looked_at(tmp_path: Path) -> None:
+    hub = FolderHub(hf_folder(tmp_path), local=True)
+    fetch("org/name", None, hub)
+    assert hub.looked_at == []
 
 
 def test_a_gguf_file_is_looked_at_and_then_downloaded(tmp_path: Path) -> None:
     hub = FolderHub(tmp_path)
     tiny_gguf(tmp_path / "tiny-Q4_0.gguf")
-    assert fetch_repository("org/name", "q4_0", hub) == tmp_path / "tiny-Q4_0.gguf"
+    assert fetch("org/name", "q4_0", hub) == tmp_path / "tiny-Q4_0.gguf"
     assert (hub.looked_at, hub.downloaded) == ([FIRST_LOOK], ["tiny-Q4_0.gguf"])
 
 
 def test_a_long_header_is_looked_at_again(tmp_path: Path) -> None:
     hub = FolderHub(tmp_path)
     tiny_gguf(tmp_path / "tiny-Q4_0.gguf", changes={"general.description": "x" * (FIRST_LOOK + 1)})
-    fetch_repository("org/name", None, hub)
+    fetch("org/name", None, hub)
     assert hub.looked_at == [FIRST_LOOK, 4 * FIRST_LOOK]
 
 
 def test_a_gguf_file_that_is_there_is_not_looked_at(tmp_path: Path) -> None:
     hub = FolderHub(tmp_path, local=True)
     tiny_gguf(tmp_path / "tiny-Q4_0.gguf")
-    fetch_repository("org/name", None, hub)
+    fetch("org/name", None, hub)
     assert hub.looked_at == []
 
 
@@ -100,7 +133,28 @@ def test_unsupported_gguf_file_is_refused_before_it_is_downloaded(tmp_path: Path
     hub = FolderHub(tmp_path)
     write_gguf(tmp_path / "tiny.gguf", gguf_tensors(), gguf_metadata(), architecture="falcon")
     with pytest.raises(ModelError, match=r"org/name: tiny\.gguf: architecture 'falcon' is not supported"):
-        fetch_repository("org/name", None, hub)
+        fetch("org/name", None, hub)
+    assert hub.downloaded == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer.ggml.pre": "klingon"}, "unknown pre-tokenizer 'klingon'"),
+        ({"llama.rope.scaling.type": "yarn"}, "'yarn' is not supported"),
+        ({"llama.final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"llama.feed_forward_length": 65}, "has the shape"),
+        ({"llama.block_count": 3}, "missing tensors"),
+        ({"tokenizer.ggml.merges": ["a zz"]}, "the vocabulary of the tokenizer is broken"),
+    ],
+)
+def test_unusable_gguf_files_are_refused_before_they_are_downloaded(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    hub = FolderHub(tmp_path)
+    tiny_gguf(tmp_path / "tiny.gguf", changes=changes)
+    with pytest.raises(ModelError, match=rf"^org/name: tiny\.gguf: .*{said}"):
+        fetch("org/name", None, hub)
     assert hub.downloaded == []
 
 
@@ -109,14 +163,14 @@ def test_a_cut_gguf_file_is_refused(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "tiny.gguf")
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ModelError, match="its header is cut"):
-        fetch_repository("org/name", None, hub)
+        fetch("org/name", None, hub)
 
 
 @pytest.mark.parametrize(("quant", "said"), [(None, "neither safetensors"), ("Q8_0", "no GGUF files")])
 def test_a_repository_without_models_is_refused(quant: str | None, said: str, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match=said):
-        fetch_repository("org/name", quant, FolderHub(tmp_path))
+        fetch("org/name", quant, FolderHub(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -155,8 +209,8 @@ def test_the_real_hub_works_offline_from_its_cache(tmp_path: Path) -> None:
     script = (
         "from chairlift.core.errors import ModelError\n"
         "from chairlift.models.hub import HuggingFace, fetch_repository\n"
-        "print(fetch_repository('org/name', None, HuggingFace()))\n"
-        "try: fetch_repository('org/other', None, HuggingFace())\n"
+        "print(fetch_repository('org/name', None, HuggingFace(), check=print))\n"
+        "try: fetch_repository('org/other', None, HuggingFace(), check=print)\n"
         "except ModelError as error: print(error)\n"
     )
     environ = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

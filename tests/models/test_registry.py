@@ -8,7 +8,7 @@ from model_files import hf_folder, tiny_gguf
 from silent import Silent
 
 from chairlift.core.errors import ModelError
-from chairlift.models.registry import Sources, cached, load, resolve, user_sources
+from chairlift.models.registry import Sources, any_tokenizer, cached, load, resolve, user_sources
 
 
 class NoIndex:
@@ -32,7 +32,7 @@ class NoHub:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Sources:
-    return Sources(tmp_path / "cache", Silent(), NoIndex(), NoHub())
+    return Sources(tmp_path / "cache", Silent(), NoIndex(), NoHub(), any_tokenizer)
 
 
 def test_a_path_of_a_gguf_file(tmp_path: Path, sources: Sources) -> None:

@@ -166,7 +166,8 @@ def _as_bytes(values: NDArray[np.generic], dtype: str) -> bytes:
 
 
 def tokenizer_json() -> str:
-    added = [{"id": index, "content": text, "special": True} for index, text in enumerate(TOKENS[:4])]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": index, "content": text, "special": True, **plain} for index, text in enumerate(TOKENS[:4])]
     vocab = {text: index for index, text in enumerate(TOKENS)}
     return json.dumps({"added_tokens": added, "model": {"type": "BPE", "vocab": vocab, "merges": []}})
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -46,28 +46,51 @@ class FolderWeights:
         return values + np.float32(1) if self.offset_norms and name.endswith("norm") else values
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that a folder says of a model, but for its tensors."""
+
+    description: Description
+    tokenizer: TokenizerSource
+    defaults: Mapping[str, float]
+
+
 def load_folder(folder: Path, *, name: str) -> Model:
     """A model out of a folder. Tensors are not read yet; ModelError, in one line, if the folder cannot be used."""
-    config = read_json(folder / "config.json")
-    description = from_config(config)
-    settings = _optional_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder, config, settings, vocab=description.vocab)
+    settings = read_settings(folder)
     files = open_safetensors(_weight_files(folder))
     try:
-        names, shapes = hf_names(description), {key: stored.shape for key, stored in files.tensors.items()}
-        check_layout(description, names, shapes, ignored=_ignored(files, description))
+        check_shapes(settings.description, {name: stored.shape for name, stored in files.tensors.items()})
     except ModelError as error:
         files.close()
         raise ModelError(f"{folder}: {error}") from None
+    names = hf_names(settings.description)
     return Model(
         name=name,
-        description=description,
-        weights=FolderWeights(files, names, offset_norms=description.sandwich),
-        tokenizer=tokenizer,
-        defaults=_defaults(Fields(settings, "generation_config.json")),
+        description=settings.description,
+        weights=FolderWeights(files, names, offset_norms=settings.description.sandwich),
+        tokenizer=settings.tokenizer,
+        defaults=settings.defaults,
         quantization=_dtype(files),
         close=files.close,
     )
+
+
+def read_settings(folder: Path) -> Settings:
+    """What the small files say. ModelError if they are missing, make no sense, or describe something unsupported."""
+    config = read_json(folder / "config.json")
+    description = from_config(config)
+    generation = _optional_json(folder / "generation_config.json")
+    return Settings(
+        description,
+        _tokenizer(folder, config, generation, vocab=description.vocab),
+        _defaults(Fields(generation, "generation_config.json")),
+    )
+
+
+def check_shapes(description: Description, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """ModelError unless the tensors of a checkpoint, by their names there, are those of the description."""
+    check_layout(description, hf_names(description), shapes, ignored=_ignored(shapes, description))
 
 
 def read_json(path: Path) -> Mapping[str, object]:
@@ -128,9 +151,9 @@ def shard_names(index: Mapping[str, object]) -> list[str]:
     return names
 
 
-def _ignored(files: TensorFiles, description: Description) -> list[str]:
+def _ignored(names: Iterable[str], description: Description) -> list[str]:
     """Tensors that may be there and are not used: a tied head is the embedding matrix, whatever else a file has."""
-    return [name for name in files.tensors if name.endswith(_COMPUTED) or (description.tied and name == "lm_head.weight")]
+    return [name for name in names if name.endswith(_COMPUTED) or (description.tied and name == "lm_head.weight")]
 
 
 def _dtype(files: TensorFiles) -> str:

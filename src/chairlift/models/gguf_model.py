@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from chairlift.core.errors import ModelError
 from chairlift.core.types import TokenizerKind, TokenizerSource
-from chairlift.models.architectures import GgufTensors, check_gguf_architecture, from_gguf, gguf_names
+from chairlift.models.architectures import GgufTensors, from_gguf, gguf_names
 from chairlift.models.description import Description, Model
 from chairlift.models.fields import Fields
 from chairlift.models.gguf import GgufFile, Header, open_gguf
@@ -68,30 +68,32 @@ def load_gguf(path: Path, *, name: str) -> Model:
         raise ModelError(f"{path}: {error}") from None
 
 
-def refuse_unsupported(header: Header) -> None:
-    """ModelError if the model that begins with this header cannot be used, as far as the header can tell."""
-    check_gguf_architecture(header.metadata)
-    tokenizer_source(header.metadata)
+def check_header(header: Header) -> TokenizerSource:
+    """What the header says of the tokenizer. ModelError if the model that begins with it cannot be used."""
+    return _described(header, None)[1]
 
 
 def _model(file: GgufFile, name: str) -> Model:
-    header = file.header
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors.values()}
-    description = from_gguf(header.metadata, GgufTensors(shapes, _rope_factors(file)))
-    names = gguf_names(description)
-    check_layout(description, names, shapes, ignored=(ROPE_FACTORS,))
-    tokenizer = tokenizer_source(header.metadata)
-    if len(tokenizer.tokens) > description.vocab:
-        raise ModelError(f"{len(tokenizer.tokens):,} tokens, but embeddings for {description.vocab:,}")
+    description, tokenizer = _described(file.header, _rope_factors(file))
     return Model(
         name=name,
         description=description,
-        weights=GgufWeights(file, names, _rotary_heads(description)),
+        weights=GgufWeights(file, gguf_names(description), _rotary_heads(description)),
         tokenizer=tokenizer,
         defaults={},
-        quantization=_quantization(header),
+        quantization=_quantization(file.header),
         close=file.close,
     )
+
+
+def _described(header: Header, rope_factors: tuple[float, ...] | None) -> tuple[Description, TokenizerSource]:
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors.values()}
+    description = from_gguf(header.metadata, GgufTensors(shapes, rope_factors))
+    check_layout(description, gguf_names(description), shapes, ignored=(ROPE_FACTORS,))
+    tokenizer = tokenizer_source(header.metadata)
+    if len(tokenizer.tokens) > description.vocab:
+        raise ModelError(f"{len(tokenizer.tokens):,} tokens, but embeddings for {description.vocab:,}")
+    return description, tokenizer
 
 
 def _rotary_heads(description: Description) -> Mapping[str, int]:

@@ -4,16 +4,19 @@ The hub itself is a port; `HuggingFace` is the real one, with its cache, token a
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from chairlift.core.errors import ModelError
+from chairlift.core.types import TokenizerSource
 from chairlift.models.architectures import from_config
-from chairlift.models.folder import INDEX, SINGLE, read_json, shard_names
-from chairlift.models.gguf import CutHeader, read_header
-from chairlift.models.gguf_model import refuse_unsupported
+from chairlift.models.folder import INDEX, SINGLE, check_shapes, read_json, read_settings, shard_names
+from chairlift.models.gguf import CutHeader, Header, read_header
+from chairlift.models.gguf_model import check_header
+from chairlift.models.safetensors import LENGTH_BYTES, header_end, header_shapes
 
 SPEC = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<quant>[\w.-]+))?")
 """`org/name` or `org/name:QUANT`."""
@@ -29,6 +32,9 @@ _SMALL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinj
 _UNKNOWN_SIZE = 1 << 62
 
 T = TypeVar("T")
+
+CheckTokenizer = Callable[[TokenizerSource], object]
+"""Raises ModelError for a tokenizer that cannot be built. To be had from `text`, which models do not know."""
 
 
 class Hub(Protocol):
@@ -51,14 +57,14 @@ class Hub(Protocol):
         ...
 
 
-def fetch_repository(repo: str, quant: str | None, hub: Hub) -> Path:
+def fetch_repository(repo: str, quant: str | None, hub: Hub, *, check: CheckTokenizer) -> Path:
     """A GGUF file, or a folder with a checkpoint. Unsupported models are refused before their weights are downloaded."""
     files = hub.files(repo)
     ggufs = [file for file in files if file.endswith(".gguf") and "mmproj" not in file.lower()]
     if quant is None and "config.json" in files and any(file.endswith(".safetensors") for file in files):
-        return _fetch_checkpoint(repo, files, hub)
+        return _fetch_checkpoint(repo, files, hub, check)
     if ggufs:
-        return _fetch_gguf(repo, choose_gguf(repo, ggufs, quant), hub)
+        return _fetch_gguf(repo, choose_gguf(repo, ggufs, quant), hub, check)
     if quant is not None:
         raise ModelError(f"{repo} has no GGUF files, so there is no {quant} to choose")
     raise ModelError(f"{repo} has neither safetensors with a config.json nor GGUF files")
@@ -79,43 +85,70 @@ def choose_gguf(repo: str, files: Sequence[str], quant: str | None) -> str:
     raise ModelError(f"{repo} {wish}: choose one with {repo}:QUANT, from {', '.join(whole[:12])}")
 
 
-def _fetch_gguf(repo: str, file: str, hub: Hub) -> Path:
+def _fetch_gguf(repo: str, file: str, hub: Hub, check: CheckTokenizer) -> Path:
     if not hub.is_local(repo, file):
-        _look_first(repo, file, hub)
+        with _named(f"{repo}: {file}"):
+            check(check_header(_gguf_header(repo, file, hub)))
     return hub.download(repo, file)
 
 
-def _look_first(repo: str, file: str, hub: Hub) -> None:
+def _gguf_header(repo: str, file: str, hub: Hub) -> Header:
     """Reads as much of a remote GGUF file as its header takes."""
     count = FIRST_LOOK
     while True:
         data = hub.beginning(repo, file, count)
         try:
-            refuse_unsupported(read_header(data, size=_UNKNOWN_SIZE))
+            return read_header(data, size=_UNKNOWN_SIZE)
         except CutHeader:
             if len(data) < count or count >= LAST_LOOK:
-                raise ModelError(f"{repo}: {file}: its header is cut, or longer than {LAST_LOOK:,} bytes") from None
+                raise ModelError(f"its header is cut, or longer than {LAST_LOOK:,} bytes") from None
             count *= 4
-        except ModelError as error:
-            raise ModelError(f"{repo}: {file}: {error}") from None
-        else:
-            return
 
 
-def _fetch_checkpoint(repo: str, files: Collection[str], hub: Hub) -> Path:
+def _fetch_checkpoint(repo: str, files: Collection[str], hub: Hub, check: CheckTokenizer) -> Path:
     config = hub.download(repo, "config.json")
-    try:
+    with _named(repo):
         from_config(read_json(config))
-    except ModelError as error:
-        raise ModelError(f"{repo}: {error}") from None
     if "tokenizer.json" not in files:
         raise ModelError(f"{repo} has no tokenizer.json")
     small = [file for file in files if file in _SMALL or file.startswith("additional_chat_templates/")]
     for file in [*small, "tokenizer.json"]:
         hub.download(repo, file)
-    for file in _weights(repo, files, hub):
+    weights = _weights(repo, files, hub)
+    if not all(hub.is_local(repo, file) for file in weights):
+        with _named(repo):
+            settings = read_settings(config.parent)
+            check(settings.tokenizer)
+            check_shapes(settings.description, _shapes(repo, weights, hub))
+    for file in weights:
         hub.download(repo, file)
     return config.parent
+
+
+def _shapes(repo: str, files: Sequence[str], hub: Hub) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of all tensors in remote safetensors files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with _named(file):
+            end = header_end(_beginning(repo, file, hub, LENGTH_BYTES))
+            shapes |= header_shapes(_beginning(repo, file, hub, end))
+    return shapes
+
+
+def _beginning(repo: str, file: str, hub: Hub, count: int) -> bytes:
+    if not hub.is_local(repo, file):
+        return hub.beginning(repo, file, count)
+    with hub.download(repo, file).open("rb") as local:
+        return local.read(count)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Whatever is wrong is wrong with `what`."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from None
 
 
 def _weights(repo: str, files: Collection[str], hub: Hub) -> list[str]:

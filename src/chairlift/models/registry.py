@@ -6,27 +6,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.core.errors import ModelError
+from chairlift.core.types import TokenizerSource
 from chairlift.models.description import Model
 from chairlift.models.dummy import PREFIX, load_dummy
 from chairlift.models.fetch import KNOWN, Downloader, Pip, Progress, cache_dir, cached_path, fetch
 from chairlift.models.folder import load_folder
 from chairlift.models.gguf_model import load_gguf
-from chairlift.models.hub import SPEC, Hub, HuggingFace, fetch_repository
+from chairlift.models.hub import SPEC, CheckTokenizer, Hub, HuggingFace, fetch_repository
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where models come from: the cache folder, who is told of progress, and who goes to the package index and to the hub."""
+    """Where models come from: the cache folder, who is told of progress, and who goes to the package index and to the hub.
+
+    `check` looks at a tokenizer before the weights of its model are downloaded; see `hub.CheckTokenizer`.
+    """
 
     cache: Path
     progress: Progress
     downloader: Downloader
     hub: Hub
+    check: CheckTokenizer
 
 
-def user_sources(environ: Mapping[str, str], progress: Progress) -> Sources:
+def any_tokenizer(source: TokenizerSource) -> None:
+    """Leaves it to whoever builds the tokenizer to find fault with it."""
+
+
+def user_sources(environ: Mapping[str, str], progress: Progress, *, check: CheckTokenizer = any_tokenizer) -> Sources:
     """The sources of whoever runs this program: their cache, their pip configuration, their Hugging Face account."""
-    return Sources(cache_dir(environ), progress, Pip((sys.executable,), environ), HuggingFace())
+    return Sources(cache_dir(environ), progress, Pip((sys.executable,), environ), HuggingFace(), check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ def resolve(spec: str, sources: Sources) -> Path:
         raise ModelError(
             f"{spec!r:.80} is no known model ({', '.join(KNOWN)}), no file or folder, and no org/name or dummy:PRESET"
         )
-    return fetch_repository(match["repo"], match["quant"], sources.hub)
+    return fetch_repository(match["repo"], match["quant"], sources.hub, check=sources.check)
 
 
 def cached(cache: Path) -> list[Cached]:

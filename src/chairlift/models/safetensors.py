@@ -4,6 +4,7 @@ The `safetensors` library checks a file's header and lists its tensors; the byte
 BF16 through NumPy.
 """
 
+import json
 import math
 import mmap
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from chairlift.core.errors import ModelError
+from chairlift.models.fields import Fields
 
 DTYPES: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """The supported types, and how their numbers look to NumPy (which has no BF16)."""
 
-_HEADER_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
+"""A file begins with the length of its header in so many bytes; the header itself is JSON."""
+
+MAX_HEADER_BYTES = 100_000_000
+"""The library's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +78,48 @@ def open_safetensors(paths: Sequence[Path]) -> TensorFiles:
     return files
 
 
+def header_end(start: bytes) -> int:
+    """Where the header of a file ends that begins with these 8 bytes. ModelError if that cannot be."""
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    if len(start) < LENGTH_BYTES or length > MAX_HEADER_BYTES:
+        raise ModelError("not a whole safetensors file")
+    return LENGTH_BYTES + length
+
+
+def header_shapes(data: bytes) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors, by no more than its beginning. ModelError if one is of a type that is not supported."""
+    try:
+        header = json.loads(data[LENGTH_BYTES : header_end(data)])
+    except (ValueError, RecursionError):
+        raise ModelError("not a whole safetensors file") from None
+    tensors = Fields({"header": header}, "safetensors").group("header")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in tensors.values:
+        if name == "__metadata__":
+            continue
+        _check_dtype(name, tensors.group(name).text("dtype"))
+        shapes[name] = tensors.group(name).integers("shape")
+    return shapes
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ModelError(f"tensor {name!r:.80} is of type {dtype:.40}: only {', '.join(DTYPES)} are supported")
+
+
 def _add(path: Path, tensors: dict[str, StoredTensor], buffers: list[mmap.mmap]) -> None:
     try:
         listed = _list(path)
         with path.open("rb") as file:
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
     except SafetensorError as error:
         raise ModelError(f"{path}: not a whole safetensors file: {error}") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
     buffers.append(buffer)
-    offset = _HEADER_LENGTH_BYTES + int.from_bytes(buffer[:_HEADER_LENGTH_BYTES], "little")
+    offset = LENGTH_BYTES + int.from_bytes(buffer[:LENGTH_BYTES], "little")
     for name, dtype, shape in listed:
         if name in tensors:
             raise ModelError(f"{path}: tensor {name!r} stands in another file as well")
@@ -97,7 +134,6 @@ def _list(path: Path) -> list[tuple[str, str, tuple[int, ...]]]:
         for name in file.offset_keys():
             part = file.get_slice(name)
             dtype = str(part.get_dtype())
-            if dtype not in DTYPES:
-                raise ModelError(f"{path}: tensor {name!r} is of type {dtype}: only {', '.join(DTYPES)} are supported")
+            _check_dtype(name, dtype)
             listed.append((name, dtype, tuple(part.get_shape())))
     return listed
