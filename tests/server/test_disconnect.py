@@ -1,13 +1,13 @@
 """Clients that hang up, on real connections: what they asked for ends within one step, and nobody else notices."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import tiny
+from executors import solo
 from sse import endings, events, joined
 from tiny import GatedExecutor, Server, serving
 
@@ -87,33 +87,41 @@ async def test_a_request_that_left_the_queue_is_never_computed() -> None:
         assert (await server.counted(2)).prompt_tokens == 2
 
 
-async def test_of_many_streams_a_third_hangs_up_and_the_others_get_their_text() -> None:
-    config = EngineConfig(max_model_len=64, num_blocks=24, block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
-    chance = random.Random(1)
-    async with serving(config=config, real=True) as server:
-        alone = [(await server.complete(f"{index}\n", max_tokens=16)).json() for index in range(32)]
+@pytest.mark.parametrize(("blocks", "preempts"), [(64, False), (12, True)])
+async def test_of_many_streams_a_third_hangs_up_and_the_others_get_their_text(blocks: int, preempts: bool) -> None:
+    config = EngineConfig(max_model_len=48, num_blocks=blocks, block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
+    stay, leave = [index for index in range(32) if index % 3], [index for index in range(32) if not index % 3]
+    time_to_leave = asyncio.Event()
+    async with gated(config=config) as (server, executor):
 
-        async def ask(index: int) -> str | None:
+        async def ask(index: int) -> str:
             body = STREAM | {"prompt": f"{index}\n", "max_tokens": 16}
-            stop_after = chance.randrange(3) if index % 3 == 0 else None
-            seen: list[str] = []
             async with server.http.stream("POST", COMPLETIONS, json=body) as answer:
-                async for text in answer.aiter_text():
-                    seen.append(text)
-                    if stop_after is not None and len(seen) > stop_after:
-                        return None
-            return "".join(seen)
+                if index in leave:
+                    await time_to_leave.wait()
+                    return ""
+                return "".join([text async for text in answer.aiter_text()])
 
-        texts = await asyncio.gather(*(ask(index) for index in range(32)))
-        for index, text in enumerate(texts):
-            if index % 3:
-                assert text is not None
-                assert joined(events(text)) == {0: alone[index]["choices"][0]["text"]}
-                assert endings(events(text)) == [(0, "length")]
+        asking = [asyncio.create_task(ask(index)) for index in range(32)]
+        await until(lambda: len(server.client._streams) == 32)
+        executor.allow(6)
+        await until(lambda: len(executor.plans) == 6)
+        time_to_leave.set()
+        await left(server, others=len(stay))
+        executor.open()
+        texts = await asyncio.gather(*asking)
+        for index in stay:
+            assert joined(events(texts[index])) == {0: alone(index)}
+            assert endings(events(texts[index])) == [(0, "length")]
         await server.settled()
-        tally = await server.counted(64)
-        assert sum(tally.finished.values()) == 64
-        assert tally.finished["error"] == 0
+        tally = await server.counted(32)
+        assert tally.finished == {"stop": 0, "length": len(stay), "abort": len(leave), "error": 0}
+        assert (tally.preemptions > 0) is preempts
+
+
+def alone(index: int) -> str:
+    """What the model says to this prompt if nobody else asks."""
+    return bytes(solo(tuple(f"{index}\n".encode()), tiny.letters, 16)).decode()
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
