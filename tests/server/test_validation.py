@@ -262,6 +262,22 @@ async def test_a_trusted_request_brings_its_own_template() -> None:
         assert answer.json()["usage"]["prompt_tokens"] == len("hello!")
 
 
+async def test_documents_that_the_template_has_no_place_for_are_400(server: Server) -> None:
+    answer = await server.chat(documents=[{"text": "x"}])
+    assert answer.status_code == 400
+    assert "`documents`" in answer.json()["error"]["message"]
+
+
+async def test_documents_reach_a_template_that_shows_them() -> None:
+    async with serving(source=tiny.source(template="{{ documents[0].text }}!")) as server:
+        answer = await server.chat(documents=[{"text": "x"}], max_tokens=1)
+        assert answer.json()["usage"]["prompt_tokens"] == len("x!")
+
+
+async def test_an_effort_that_the_template_does_not_know_is_passed_over(server: Server) -> None:
+    assert (await server.chat(reasoning_effort="low", max_tokens=1)).status_code == 200
+
+
 async def test_a_chat_begins_with_one_bos_even_if_the_template_writes_it() -> None:
     for template in (tiny.CHATML, "<s>" + tiny.CHATML):
         async with serving(source=tiny.source(add_bos=True, template=template)) as server:

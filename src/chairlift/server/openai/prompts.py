@@ -18,6 +18,7 @@ def tokenised_chat(service: Service, body: ChatBody) -> list[int]:
         raise bad_request("`chat_template` in a request is not allowed by this server", param="chat_template")
     extra = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
+        # Clients send it to every model: a template that does not know it passes it over, where `documents` are refused.
         extra.setdefault("reasoning_effort", body.reasoning_effort)
     rendered = service.template.render(
         [as_turn(message) for message in body.messages],
