@@ -59,7 +59,7 @@ class Recorder:
 @asynccontextmanager
 async def engine(executor: GatedExecutor | None = None, *, sinks: Any = (), **changes: Any) -> AsyncIterator[EngineClient]:
     executor = executor or GatedExecutor()
-    client = EngineClient(config(**{"num_blocks": 200, "max_model_len": 256} | changes), executor, sinks=sinks)
+    client = EngineClient(config(**{"num_blocks": 200, "max_model_len": 256} | changes), executor, sinks=sinks).start()
     try:
         yield client
     finally:
@@ -187,7 +187,9 @@ async def test_a_job_that_could_never_be_queued_is_not_told_to_come_back():
 async def test_idle_time_does_not_make_the_queue_look_slow():
     times = [0.0]
     executor = GatedExecutor(gated=True)
-    client = EngineClient(config(num_blocks=200, max_num_seqs=1, max_num_queued_reqs=1), executor, clock=lambda: times[0])
+    client = EngineClient(
+        config(num_blocks=200, max_num_seqs=1, max_num_queued_reqs=1), executor, clock=lambda: times[0]
+    ).start()
     executor.permits.release(4)
     await read(client.submit(request("a", range(5))))
     times[0] = 3600.0
@@ -278,7 +280,7 @@ async def test_what_does_not_finish_in_time_is_aborted():
 async def test_a_stalled_step_is_not_called_healthy():
     times = [0.0]
     executor = GatedExecutor(gated=True)
-    client = EngineClient(config(num_blocks=200), executor, clock=lambda: times[0])
+    client = EngineClient(config(num_blocks=200), executor, clock=lambda: times[0]).start()
     client.submit(request("a", range(5)))
     await asyncio.to_thread(executor.launched.acquire)
     before = client.health()
@@ -289,7 +291,7 @@ async def test_a_stalled_step_is_not_called_healthy():
 
 
 async def test_a_closed_engine_is_not_healthy():
-    client = EngineClient(config(), ShadowExecutor(20, 4, NEXT))
+    client = EngineClient(config(), ShadowExecutor(20, 4, NEXT)).start()
     await client.close()
     assert client.health() == "closed"
 

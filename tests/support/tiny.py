@@ -159,7 +159,7 @@ def make_service(setup: Setup) -> tuple[Service, ShadowExecutor, Metrics]:
     config = setup.config
     executor = setup.executor(config.num_blocks, config.block_size, setup.next_token)
     metrics = Metrics()
-    client = EngineClient(config, executor, sinks=[metrics])
+    client = EngineClient(config, executor, sinks=[metrics]).start()
     tokenizer: Tokenizer = build(setup.source)
     service = Service(
         names=("tiny", "alias"),

@@ -76,7 +76,7 @@ def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> 
         names=names,
         tokenizer=engine.tokenizer,
         template=engine.template,
-        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics]),
+        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics]).start(),
         metrics=Exposition(metrics, model_name=names[0], config=engine.fit.config),
         created=int(world.now()),
         fingerprint=fingerprint(engine),

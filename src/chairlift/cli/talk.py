@@ -63,7 +63,7 @@ class Talker:
     ) -> None:
         self._engine = engine
         self._asked = asked
-        self._client = EngineClient(engine.fit.config, engine.executor)
+        self._client = EngineClient(engine.fit.config, engine.executor).start()
         self._clock = clock
         self._randbits = randbits
         self._count = 0

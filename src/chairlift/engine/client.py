@@ -73,7 +73,7 @@ class Stream:
 
 
 class EngineClient:
-    """One engine in a thread of this process. Make it on the event loop that will use it; `await close()` in the end."""
+    """One engine in a thread of this process. Make and `start` it on the event loop that uses it; `close` it at the end."""
 
     def __init__(
         self,
@@ -99,7 +99,11 @@ class EngineClient:
         self._interval_s = 1.0
         """Smoothed time between two endings under load: how fast places become free."""
         self._last_ending: float | None = None
+
+    def start(self) -> Self:
+        """Starts the engine's thread."""
         self._loop.start()
+        return self
 
     def now(self) -> float:
         """The engine's clock, for `Request.arrival`."""

@@ -29,6 +29,19 @@ MAX_TEMPLATE_CHARS = 256 * 2**10
 SHOWN_CHARS = 500
 """How much of a template's complaint is passed on."""
 
+_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What running a template raises when the template, or the data that it meets, is at fault. Other errors are ours."""
+
 _TOOL_WORDS = frozenset({"tool", "tools", "tool_calls", "tool_call_id", "tool_response", "tool_responses", "ipython"})
 
 MAX_NODES = 20_000
@@ -129,7 +142,7 @@ class ChatTemplate:
             variables = frozenset(meta.find_undeclared_variables(tree))
             knows_messages = _mentions_tools(tree)
             return _Compiled(sandbox.compiled(environment, tree), variables, knows_messages)
-        except Exception as error:  # a template is a program of somebody else: whatever it raises, it is at fault
+        except (*_FAULTS, SyntaxError, MemoryError) as error:
             raise TemplateError(f"the chat template is broken: {_one_line(error)}") from error
 
     def _ready(self) -> sandbox.SafeEnvironment:
@@ -186,7 +199,7 @@ def _rendered(template: jinja2.Template, variables: Mapping[str, object]) -> str
                 raise LimitError(f"it writes more than {MAX_OUTPUT_CHARS} characters")
     except _RefusedError as refusal:
         raise TemplateError(f"the chat template refused the messages: {_one_line(refusal)}") from refusal
-    except Exception as error:  # the same
+    except _FAULTS as error:
         raise TemplateError(f"the chat template failed: {_one_line(error)}") from error
     return "".join(pieces)
 
