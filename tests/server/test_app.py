@@ -13,7 +13,7 @@ from tiny import Server, serving
 
 from chairlift import __version__
 from chairlift.server.app import create_app
-from chairlift.server.service import State
+from chairlift.server.service import State, World
 from chairlift.server.settings import Settings
 from chairlift.text.template import ChatTemplate
 
@@ -219,7 +219,7 @@ class SlowClock:
         return datetime.min
 
 
-def broken_clock() -> datetime:
+def broken_chance(_bits: int) -> int:
     raise OSError("secret")
 
 
@@ -235,7 +235,7 @@ async def test_while_a_prompt_is_prepared_the_server_answers_others(server: Serv
 
 
 async def test_our_own_mistakes_are_500_without_their_names(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    server.state.ready(replace(server.service, template=dated(server, broken_clock)))
+    server.state.ready(replace(server.service, world=World(randbits=broken_chance)))
     answer = await server.chat()
     assert answer.status_code == 500
     assert "secret" not in answer.text
