@@ -8,6 +8,7 @@ from rich.console import Console
 from chairlift import compose, machine
 from chairlift.cli.progress import progress
 from chairlift.models.registry import Sources, user_sources
+from chairlift.text import tokenizer
 
 
 def user_console() -> Console:
@@ -15,8 +16,11 @@ def user_console() -> Console:
 
 
 def sources(console: Console) -> Sources:
-    """Where this user's models come from, with progress shown on the console."""
-    return user_sources(os.environ, progress(console))
+    """Where this user's models come from, with progress shown on the console.
+
+    A tokenizer that cannot be rebuilt is found in the first bytes of a file, before the rest of it is fetched.
+    """
+    return user_sources(os.environ, progress(console), check=tokenizer.build)
 
 
 def load_engine(spec: str, options: compose.EngineOptions, *, template: Path | None = None) -> compose.Engine:
