@@ -80,8 +80,13 @@ def installed():
     return "\n".join(lines[:2]), set(lines[2:])
 
 
+def has_pip():
+    """False for an environment whose making was interrupted: it has a python, and nothing else."""
+    return subprocess.run([str(VENV_PYTHON), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
 def make_venv():
-    if VENV_PYTHON.exists():
+    if VENV_PYTHON.exists() and has_pip():
         return
     say("environment: making .venv")
     made = subprocess.run(  # noqa: S603
@@ -120,10 +125,10 @@ def install(extras):
 
 
 def prepare(extras):
-    make_venv()
     line, present = installed()
-    if line == wanted_stamp(()) and extras <= present:
+    if line == wanted_stamp(()) and extras <= present and VENV_PYTHON.exists():
         return
+    make_venv()
     both = extras | present
     install(both)
     STAMP.write_text(wanted_stamp(both), encoding="utf-8")
@@ -141,4 +146,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        say("interrupted; the next start goes on from here")
+        raise SystemExit(130) from None

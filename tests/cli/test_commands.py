@@ -113,3 +113,14 @@ def test_models_lists_what_is_not_here_yet(capsys: pytest.CaptureFixture[str]) -
 def test_json_can_go_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert code("models", "--json", "-") == 0
     assert {entry["bytes"] for entry in json.loads(capsys.readouterr().out)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [(("--stop", ""), "--stop must not be empty"), (("--raw", "--system", "x"), "no place for --system")],
+)
+def test_flags_that_cannot_be_meant_are_usage_errors(
+    flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code("run", "dummy:tiny", "hi", *flags) == 2
+    assert reason in capsys.readouterr().err

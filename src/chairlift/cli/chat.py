@@ -42,6 +42,7 @@ def chat(
     from chairlift.core.wishes import Wishes
 
     sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
     engine = load_engine(model, sizes, template=chat_template)
     if not engine.template.available:

@@ -37,6 +37,12 @@ def seconds(value: str | float) -> float:
     return time_s
 
 
+def check_stops(stops: list[str] | None) -> None:
+    """BadParameter for a stop string that every text ends with."""
+    if stops and "" in stops:
+        raise typer.BadParameter("--stop must not be empty")
+
+
 Model = Annotated[
     str,
     typer.Argument(

@@ -42,6 +42,9 @@ def run(
     from chairlift.core.wishes import Wishes
 
     sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    if system is not None and raw:
+        raise typer.BadParameter("--raw completes the prompt as it is: there is no place for --system")
+    options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
     engine = load_engine(model, sizes, template=chat_template)
