@@ -1,0 +1,96 @@
+"""The memory that a step works in, made once for the largest step there can be.
+
+Knows sizes; knows nothing of instructions. Everything starts as zeros where padding is read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.execute.cpu.memory import aligned, zeros
+from chairlift.execute.cpu.packing import ROW_PAD, round_up
+from chairlift.models.description import Description
+
+ACTIVATION_BLOCK = 48
+"""Bytes of 32 rounded activations with their step and sums (`kernels.gemm`)."""
+HEAD_PAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Row lengths in elements. Inputs of products are padded to 32, outputs to `ROW_PAD`, heads to 16."""
+
+    hidden: int
+    stream: int
+    head: int
+    queries: int
+    key_at: int
+    value_at: int
+    qkv: int
+    mixed: int
+    mlp: int
+    up_at: int
+    vocab: int
+
+    @classmethod
+    def of(cls, description: Description) -> "Widths":
+        head = round_up(description.head_dim, HEAD_PAD)
+        queries = round_up(description.heads * head, ROW_PAD)
+        keys = round_up(description.kv_heads * head, ROW_PAD)
+        return cls(
+            hidden=round_up(description.hidden, 32),
+            stream=round_up(description.hidden, ROW_PAD),
+            head=head,
+            queries=description.heads * head,
+            key_at=queries,
+            value_at=queries + keys,
+            qkv=queries + 2 * keys,
+            mixed=round_up(description.heads * head, 32),
+            mlp=round_up(description.mlp, 32),
+            up_at=round_up(description.mlp, ROW_PAD),
+            vocab=round_up(description.vocab, ROW_PAD),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Buffers for at most `tokens` tokens and `rows` rows of logits."""
+
+    tokens: int
+    rows: int
+    stream: NDArray[Any]
+    qkv: NDArray[Any]
+    mixed: NDArray[Any]
+    wide: NDArray[Any]
+    out: NDArray[Any]
+    blocks: NDArray[Any]
+    floats: NDArray[Any]
+    logits: NDArray[Any]
+    token_ids: NDArray[Any]
+    positions: NDArray[Any]
+    slots: NDArray[Any]
+    last: NDArray[Any]
+    row_draws: NDArray[Any]
+
+    @classmethod
+    def of(cls, widths: Widths, *, tokens: int, rows: int) -> "Arena":
+        widest = max(widths.hidden, widths.mixed, widths.mlp)
+        return cls(
+            tokens=tokens,
+            rows=rows,
+            stream=zeros(tokens * widths.stream, np.float32),
+            qkv=zeros(tokens * widths.qkv, np.float32),
+            mixed=zeros(tokens * widths.mixed, np.float32),
+            wide=zeros(tokens * 2 * widths.up_at, np.float32),
+            out=zeros(tokens * widths.stream, np.float32),
+            blocks=zeros(tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
+            floats=zeros(tokens * widest, np.float32),
+            logits=aligned(rows * widths.vocab, np.float32).reshape(rows, widths.vocab),
+            token_ids=zeros(tokens, np.int64),
+            positions=zeros(tokens, np.int64),
+            slots=zeros(tokens, np.int64),
+            last=zeros(rows, np.int64),
+            row_draws=zeros(rows * 2, np.int64),
+        )
