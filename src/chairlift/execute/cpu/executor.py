@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from chairlift.core.errors import ConfigError
 from chairlift.core.types import Plan, Result, Row, Work
 from chairlift.execute.cpu import native
-from chairlift.execute.cpu.arena import Arena, Widths
+from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
 from chairlift.execute.cpu.batch import Batch, pad_blocks
 from chairlift.execute.cpu.isa import SHAPES, choose
 from chairlift.execute.cpu.kv import PLACE, KVCache
@@ -27,7 +27,6 @@ from chairlift.execute.cpu.rotation import TurnTable
 from chairlift.models.description import Description, Weights
 
 BROKEN_LOGITS = "the model's logits are not finite numbers"
-SCRATCH_BYTES = 1 << 20
 MAX_HEAD_DIM = 512
 MAX_QUERIES_A_KEY = 32
 
@@ -95,7 +94,7 @@ class CpuExecutor:
         )
         packed = loader.load()
         threads = options.threads or default_threads(affinity=len(os.sched_getaffinity(0)))
-        pool = Pool(code, threads=threads, scratch_bytes=SCRATCH_BYTES)
+        pool = Pool(code, threads=threads, scratch_bytes=scratch_bytes(description.vocab))
         widths = Widths.of(description)
         arena = Arena.of(widths, tokens=max_tokens, rows=max_rows)
         kv = KVCache(

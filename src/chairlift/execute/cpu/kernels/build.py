@@ -5,6 +5,7 @@ Knows which kernels there are; knows nothing of where compiled code is kept.
 
 import llvmlite.binding as llvm
 
+from chairlift.execute.cpu.arena import SCRATCH_BYTES
 from chairlift.execute.cpu.formats import FORMATS
 from chairlift.execute.cpu.isa import SHAPES, Isa
 from chairlift.execute.cpu.kernels import attention, gemm, interpreter, pointwise, sampling
@@ -36,6 +37,8 @@ def module_for(target: Target, triple: str) -> Module:
     names += attention.add_attention(module, target, KV_KINDS)
     names += [pointwise.add_activate(module, kind) for kind in pointwise.ACTIVATIONS]
     names += [pointwise.add_norm(module), pointwise.add_quantise(module), sampling.add_sample(module)]
+    assert attention.SCRATCH_BYTES <= SCRATCH_BYTES
+    assert sampling.scratch_bytes(0) <= SCRATCH_BYTES
     assert set(names) == set(OPERATIONS), "kernels and operation codes disagree"
     interpreter.add_interpreter(module, OPERATIONS, target.pause)
     return module

@@ -58,20 +58,26 @@ class Portable:
 
     def products(self, f: Function, tile: Tile, first: int, last: int, sums: Sequence[Value]) -> list[list[Value]]:
         offset = tile.zero + (128 if self._unsigned and tile.bits == 8 else 0)
-        totals = [[(sums[m] * -offset).splat(self.lanes)] * tile.vectors for m in range(len(tile.rows))]
-        for step in range(first, last):
+        starts = [(total * -offset).splat(self.lanes) for total in sums]
+        totals = [[f.var(start) for _ in range(tile.vectors)] for start in starts]
+        together = 2 if tile.bits == 4 else 1
+        row_bytes = tile.vectors * self.lanes * STEP
+        with f.loop(first // together, last // together) as packed:
+            weights = tile.weights + packed * row_bytes
+            xs = [row + packed * (STEP * together) for row in tile.rows]
             for j in range(tile.vectors):
-                words = f.load(vector(I32, self.lanes), tile.weights + _weight_bytes(tile, self.lanes, step, j))
-                for byte in range(STEP):
-                    weight = self._weight(words, tile.bits, step, byte)
-                    for m, row in enumerate(tile.rows):
-                        x = f.load(I8, row + (STEP * step + byte)).to(I32).splat(self.lanes)
-                        totals[m][j] = totals[m][j] + weight * x
-        return totals
+                words = f.load(vector(I32, self.lanes), weights + self.lanes * STEP * j)
+                for step in range(together):
+                    for byte in range(STEP):
+                        weight = self._weight(words, tile.bits, step, byte)
+                        for m, at in enumerate(xs):
+                            x = f.load(I8, at + (STEP * step + byte)).to(I32).splat(self.lanes)
+                            totals[m][j].value = totals[m][j].value + weight * x
+        return [[total.value for total in row] for row in totals]
 
     def _weight(self, words: Value, bits: int, step: int, byte: int) -> Value:
         if bits == 4:
-            return words.unsigned_shift(8 * byte + 4 * (step % 2)) & 15
+            return words.unsigned_shift(8 * byte + 4 * step) & 15
         if self._unsigned:
             return words.unsigned_shift(8 * byte) & 255
         return (words << (24 - 8 * byte)) >> 24
