@@ -79,7 +79,6 @@ class Arena:
     positions: NDArray[Any]
     slots: NDArray[Any]
     last: NDArray[Any]
-    row_draws: NDArray[Any]
 
     @classmethod
     def of(cls, widths: Widths, *, tokens: int, rows: int) -> "Arena":
@@ -99,5 +98,4 @@ class Arena:
             positions=zeros(tokens, np.int64),
             slots=zeros(tokens, np.int64),
             last=zeros(rows, np.int64),
-            row_draws=zeros(rows * 2, np.int64),
         )

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.core.types import Draw, Work
-from chairlift.execute import noise
+from chairlift.core.types import Work
 from chairlift.execute.cpu import words
 from chairlift.execute.cpu.arena import Arena
-from chairlift.execute.cpu.memory import Words, double_word
+from chairlift.execute.cpu.draws import Draws
+from chairlift.execute.cpu.memory import Words
 
 SEGMENT = 1024
 """Positions of a segment of attention (`kernels.attention`)."""
@@ -34,19 +34,16 @@ class Batch:
         self._pad_blocks = array("i", range(num_blocks, num_blocks + pad_blocks(arena.tokens, block_size)))
         self._tables: NDArray[Any] = np.zeros(0, dtype=np.int32)
         self._work: NDArray[Any] = np.zeros((0, len(words.WORK_ITEM)), dtype=np.int64)
-        self._draws: NDArray[Any] = np.zeros((0, len(words.DRAW)), dtype=np.int64)
-        self._banned: list[NDArray[Any]] = []
-        self.answers: NDArray[Any] = np.zeros(0, dtype=np.int64)
+        self.draws = Draws((), vocab=vocab)
         state.set(
             token_ids=arena.token_ids.ctypes.data,
             positions=arena.positions.ctypes.data,
             slots=arena.slots.ctypes.data,
             last=arena.last.ctypes.data,
-            row_draws=arena.row_draws.ctypes.data,
         )
 
     def fill(self, work: Sequence[Work]) -> int:
-        """Describes this step. The highest position in it; -1 if there is none."""
+        """Describes a step of at least one row. The highest position in it."""
         for row in work:
             self._check(row)
         lengths = [len(row.tokens) for row in work]
@@ -59,20 +56,20 @@ class Batch:
             tokens.extend(row.tokens)
             tables.append(len(blocks))
             blocks.extend(self._pad_blocks if row.pad else row.blocks)
-        self._tables = np.frombuffer(blocks, dtype=np.int32) if blocks else np.zeros(0, dtype=np.int32)
+        self._tables = np.frombuffer(blocks, dtype=np.int32)
         starts = np.array([0 if row.pad else row.start for row in work], dtype=np.int64)
         ends = np.cumsum(lengths, dtype=np.int64)
         positions = np.arange(count, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
         first_block = np.repeat(np.array(tables, dtype=np.int64), lengths)
         size = self._block_size
-        arena.token_ids[:count] = np.frombuffer(tokens, dtype=np.int32) if tokens else 0
+        arena.token_ids[:count] = np.frombuffer(tokens, dtype=np.int32)
         arena.positions[:count] = positions
         arena.slots[:count] = self._tables[first_block + positions // size].astype(np.int64) * size + positions % size
         self._fill_work(starts, ends, lengths, tables)
         drawing = [(row, end - 1) for row, end in zip(work, ends.tolist(), strict=True) if row.draws and not row.pad]
         self._fill_draws(drawing)
         self._state.set(tokens=count, drawing=len(drawing), items=len(self._work), tables=self._tables.ctypes.data)
-        return int(positions.max()) if count else -1
+        return int(positions.max())
 
     def _fill_work(self, starts: NDArray[np.int64], ends: NDArray[np.int64], lengths: list[int], tables: list[int]) -> None:
         items: list[tuple[int, ...]] = []
@@ -88,39 +85,14 @@ class Batch:
         self._state.set(work=self._work.ctypes.data)
 
     def _fill_draws(self, drawing: Sequence[tuple[Work, int]]) -> None:
-        arena = self._arena
-        assert len(drawing) <= arena.rows, f"{len(drawing)} rows draw: this executor was built for {arena.rows}"
-        self._banned = []
-        draws: list[tuple[int, ...]] = []
-        for number, (row, last) in enumerate(drawing):
-            arena.last[number] = last
-            arena.row_draws[2 * number] = len(draws)
-            draws.extend(self._draw(number, draw) for draw in row.draws)
-            arena.row_draws[2 * number + 1] = len(draws)
-        self._draws = np.array(draws, dtype=np.int64).reshape(-1, len(words.DRAW))
-        self.answers = np.zeros(len(draws), dtype=np.int64)
-        self._state.set(draws=self._draws.ctypes.data, answers=self.answers.ctypes.data)
-
-    def _draw(self, number: int, draw: Draw) -> tuple[int, ...]:
-        sampling = draw.sampling
-        known = [token for token in draw.banned if 0 <= token < self._vocab]
-        banned = 0
-        if known:
-            assert len(known) < self._vocab, "a draw with every token banned"
-            room = np.zeros(2 * len(known), dtype=np.int64)
-            room[: len(known)] = known
-            self._banned.append(room)
-            banned = room.ctypes.data
-        key = noise.key(sampling.seed, draw.choice, draw.position) if sampling.temperature else 0
-        return (
-            number,
-            double_word(sampling.temperature),
-            sampling.top_k,
-            double_word(sampling.top_p),
-            double_word(sampling.min_p),
-            key - (1 << 64) if key >> 63 else key,
-            banned,
-            len(known),
+        arena, count = self._arena, len(drawing)
+        assert count <= arena.rows, f"{count} rows draw: this executor was built for {arena.rows}"
+        self.draws = Draws([row.draws for row, _ in drawing], vocab=self._vocab)
+        arena.last[:count] = [last for _, last in drawing]
+        self._state.set(
+            draws=self.draws.words.ctypes.data,
+            row_draws=self.draws.bounds.ctypes.data,
+            answers=self.draws.answers.ctypes.data,
         )
 
     def _check(self, row: Work) -> None:

@@ -129,7 +129,7 @@ class CpuExecutor:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
         self._compute(plan.work)
-        answers = iter(self._batch.answers.tolist())
+        answers = iter(self._batch.draws.answers.tolist())
         rows: list[Row] = []
         failed: list[tuple[str, str]] = []
         for work in plan.work:
@@ -159,9 +159,9 @@ class CpuExecutor:
         self._pool.close()
 
     def _compute(self, work: Sequence[Work]) -> None:
-        highest = self._batch.fill(work)
-        if highest < 0:
+        if not work:
             return
+        highest = self._batch.fill(work)
         for rope, table in self._turns.items():
             if table.reach(highest):
                 self._program.set_turns(rope, table.address)

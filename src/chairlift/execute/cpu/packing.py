@@ -94,11 +94,13 @@ def from_floats(values: NDArray[np.float32]) -> Matrix:
 
 
 def rounded_to_8_bits(values: NDArray[np.float32]) -> Matrix:
-    """Each group of 32 by its largest magnitude / 127, to nearest even."""
+    """Each group of 32 by its largest magnitude / 127, to nearest even. A group with broken numbers keeps a broken step."""
     values = _pad_inputs(values)
     groups = values.reshape(len(values), -1, ACTIVATION_GROUP)
     steps = np.abs(groups).max(axis=2) / np.float32(127)
-    integers = np.rint(groups / np.where(steps > 0, steps, 1)[:, :, None]).astype(np.int8)
+    usable = np.isfinite(steps) & (steps > 0)
+    scaled = np.where(usable[:, :, None], groups, 0) / np.where(usable, steps, 1)[:, :, None]
+    integers = np.rint(scaled).astype(np.int8)
     return Matrix(Q8_F32, integers.reshape(values.shape), steps.astype(np.float32))
 
 
