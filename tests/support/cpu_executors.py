@@ -43,9 +43,7 @@ def cpu_executor(
         executor.close()
 
 
-def in_pieces(
-    executor: CpuExecutor, tokens: Sequence[int], edges: Sequence[int], blocks: Sequence[int]
-) -> NDArray[np.float32]:
+def in_pieces(executor: CpuExecutor, tokens: Sequence[int], edges: Sequence[int], blocks: Sequence[int]) -> NDArray[np.float32]:
     """Logits [vocab] after a text that is computed in several steps."""
     steps = [executor.logits([row(tokens[start:end], blocks, start=start)]) for start, end in pairwise(edges)]
     return steps[-1][0]

@@ -232,8 +232,24 @@ class TestThePort:
 
     @pytest.mark.parametrize(
         "work",
-        [row([], [0]), row([-1], [0]), row([61], [0]), row([1] * 17, [0]), row([1], [40]), row([1], [-1]), row([1], [0], start=16)],
-        ids=["no tokens", "negative", "beyond the vocabulary", "too long", "no such block", "negative block", "past its blocks"],
+        [
+            row([], [0]),
+            row([-1], [0]),
+            row([61], [0]),
+            row([1] * 17, [0]),
+            row([1], [40]),
+            row([1], [-1]),
+            row([1], [0], start=16),
+        ],
+        ids=[
+            "no tokens",
+            "negative",
+            "beyond the vocabulary",
+            "too long",
+            "no such block",
+            "negative block",
+            "past its blocks",
+        ],
     )
     def test_a_plan_that_cannot_be_is_our_own_mistake(self, work) -> None:
         with cpu_executor(PLAIN, random_weights(PLAIN)) as executor, pytest.raises(AssertionError):

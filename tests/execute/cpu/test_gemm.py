@@ -26,7 +26,9 @@ def activations(seed: int, *, extreme: bool = False) -> NDArray[np.void]:
     """Rounded activations [rows, groups] as the kernels read them."""
     random = np.random.default_rng(seed)
     blocks = zeros(ROWS * INPUTS // 32 * BLOCK.itemsize, np.uint8).view(BLOCK).reshape(ROWS, -1)
-    blocks["x"] = random.choice([-127, 127], (*blocks.shape, 32)) if extreme else random.integers(-127, 128, (*blocks.shape, 32))
+    blocks["x"] = (
+        random.choice([-127, 127], (*blocks.shape, 32)) if extreme else random.integers(-127, 128, (*blocks.shape, 32))
+    )
     if extreme:
         blocks["x"][0] = 127
         blocks["x"][1] = -127
@@ -37,34 +39,34 @@ def activations(seed: int, *, extreme: bool = False) -> NDArray[np.void]:
     return blocks
 
 
-def matrix_of(format: Format, seed: int, *, extreme: bool = False) -> Matrix:
+def matrix_of(form: Format, seed: int, *, extreme: bool = False) -> Matrix:
     random = np.random.default_rng(seed)
     shape = (OUTPUTS, INPUTS)
-    if isinstance(format, Floats):
+    if isinstance(form, Floats):
         values = random.standard_normal(shape).astype(np.float32)
         stored = {"f32": values, "f16": values.astype(np.float16), "bf16": (values.view(np.uint32) >> 16).astype(np.uint16)}
-        return Matrix(format, stored[format.kind])
-    low, high = (0, 15) if format.bits == 4 else (-128, 127)
+        return Matrix(form, stored[form.kind])
+    low, high = (0, 15) if form.bits == 4 else (-128, 127)
     numbers = random.choice([low, high], shape) if extreme else random.integers(low, high + 1, shape)
     if extreme:
         numbers[0], numbers[1] = low, high
-    scale = np.float16 if format.scale == "f16" else np.float32
-    scales = random.standard_normal((OUTPUTS, INPUTS // format.group)).astype(scale)
-    minima = random.standard_normal((OUTPUTS, INPUTS // 32)).astype(scale) if format.minimum else None
-    return Matrix(format, numbers.astype(np.uint8 if format.bits == 4 else np.int8), scales, minima)
+    scale = np.float16 if form.scale == "f16" else np.float32
+    scales = random.standard_normal((OUTPUTS, INPUTS // form.group)).astype(scale)
+    minima = random.standard_normal((OUTPUTS, INPUTS // 32)).astype(scale) if form.minimum else None
+    return Matrix(form, numbers.astype(np.uint8 if form.bits == 4 else np.int8), scales, minima)
 
 
 def expected(matrix: Matrix, blocks: NDArray[np.void]) -> NDArray[np.float32]:
     """The formula of `formats`, one rounding after another."""
-    format = matrix.format
-    assert isinstance(format, Quantised)
+    form = matrix.format
+    assert isinstance(form, Quantised)
     assert matrix.scales is not None
     total = np.zeros((ROWS, OUTPUTS), dtype=np.float32)
-    parts = 32 // format.group
+    parts = 32 // form.group
     for g in range(INPUTS // 32):
         for part in range(parts):
-            inside = slice(part * format.group, (part + 1) * format.group)
-            weights = matrix.numbers[:, g * 32 : g * 32 + 32][:, inside].astype(np.int32) - format.zero
+            inside = slice(part * form.group, (part + 1) * form.group)
+            weights = matrix.numbers[:, g * 32 : g * 32 + 32][:, inside].astype(np.int32) - form.zero
             dots = (blocks["x"][:, g, inside].astype(np.int32) @ weights.T).astype(np.float32)
             scaled = dots * matrix.scales[:, g * parts + part].astype(np.float32)
             total = fma(scaled, blocks["step"][:, g, None], total)
@@ -94,15 +96,18 @@ def product(
     return out
 
 
-QUANTISED = [format for format in FORMATS if isinstance(format, Quantised)]
-by_name = {"ids": lambda value: getattr(value, "name", str(value))}
+QUANTISED = [form for form in FORMATS if isinstance(form, Quantised)]
 
 
-@pytest.mark.parametrize("format", QUANTISED, **by_name)
+def named(value: Format) -> str:
+    return value.name
+
+
+@pytest.mark.parametrize("form", QUANTISED, ids=named)
 @pytest.mark.parametrize(("isa", "emulate"), VARIANTS)
 @pytest.mark.parametrize("extreme", [False, True], ids=["random", "extreme"])
-def test_products_have_the_bits_of_the_formula(format: Quantised, isa: Isa, emulate: bool, extreme: bool) -> None:
-    matrix, blocks = matrix_of(format, 3, extreme=extreme), activations(4, extreme=extreme)
+def test_products_have_the_bits_of_the_formula(form: Quantised, isa: Isa, emulate: bool, extreme: bool) -> None:
+    matrix, blocks = matrix_of(form, 3, extreme=extreme), activations(4, extreme=extreme)
     assert np.array_equal(product(isa, matrix, blocks, emulate=emulate), expected(matrix, blocks))
 
 
@@ -121,10 +126,10 @@ def test_float_products_add_up_in_the_order_of_the_inputs(kind: str, isa: Isa, e
 
 
 @pytest.mark.parametrize("rows", range(1, 12))
-@pytest.mark.parametrize("format", FORMATS, **by_name)
-def test_a_row_does_not_depend_on_how_many_there_are(format: Format, rows: int) -> None:
-    matrix = matrix_of(format, 7)
-    if isinstance(format, Floats):
+@pytest.mark.parametrize("form", FORMATS, ids=named)
+def test_a_row_does_not_depend_on_how_many_there_are(form: Format, rows: int) -> None:
+    matrix = matrix_of(form, 7)
+    if isinstance(form, Floats):
         inputs = zeros(11 * INPUTS, np.float32).reshape(11, INPUTS)
         inputs[:] = np.random.default_rng(8).standard_normal(inputs.shape)
     else:

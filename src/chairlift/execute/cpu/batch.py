@@ -25,9 +25,7 @@ MAX_ROWS = 32
 class Batch:
     """Fills the arrays of an arena, and tells the state where they are and how much of them counts."""
 
-    def __init__(
-        self, arena: Arena, state: Words, *, vocab: int, num_blocks: int, block_size: int, queries_a_key: int
-    ) -> None:
+    def __init__(self, arena: Arena, state: Words, *, vocab: int, num_blocks: int, block_size: int, queries_a_key: int) -> None:
         self._arena, self._state = arena, state
         self._vocab, self._num_blocks, self._block_size = vocab, num_blocks, block_size
         self._tile = max(1, MAX_ROWS // queries_a_key)

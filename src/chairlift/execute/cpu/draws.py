@@ -16,7 +16,10 @@ from chairlift.execute.cpu.memory import double_word
 
 
 class Draws:
-    """The draws of all rows of logits, row by row. `bounds` [rows, 2] says which of `words` are a row's; `answers` is one for each."""
+    """The draws of all rows of logits, row by row, as `words`; `answers` has one place for each.
+
+    `bounds` [rows, 2] says where the draws of a row begin and end.
+    """
 
     def __init__(self, rows: Sequence[Sequence[Draw]], *, vocab: int) -> None:
         self._vocab = vocab

@@ -89,9 +89,7 @@ class CpuExecutor:
         host = native.Host.detect()
         isa = choose(host.features, options.isa)
         code = native.load(isa, host, cache=cache, on_compile=on_compile)
-        loader = Loader(
-            description, weights, shape=SHAPES[isa], quantization=options.quantization, on_tensor=on_tensor
-        )
+        loader = Loader(description, weights, shape=SHAPES[isa], quantization=options.quantization, on_tensor=on_tensor)
         packed = loader.load()
         threads = options.threads or default_threads(affinity=len(os.sched_getaffinity(0)))
         pool = Pool(code, threads=threads, scratch_bytes=scratch_bytes(description.vocab))

@@ -16,8 +16,8 @@ Isa = Literal["avx512-vnni", "avx2-vnni", "avx2", "portable"]
 class Shape:
     """How wide weights are packed and how large register tiles are.
 
-    `lanes` outputs make a vector and `vectors` of them a strip; a tile is at most `rows` tokens of a strip. `flip`: 8-bit weights
-    are stored plus 128, as the instructions want them unsigned.
+    `lanes` outputs make a vector and `vectors` of them a strip; a tile is at most `rows` tokens of a strip, `float_rows` where
+    numbers are floats. `flip`: 8-bit weights are stored plus 128, as the instructions want them unsigned.
     """
 
     lanes: int

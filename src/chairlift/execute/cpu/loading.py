@@ -79,9 +79,7 @@ class Loader:
         matrices = {name: self._headed(prefix + name, heads.get(name)) for name in columns}
         biases = {name: self._bias(prefix + name, width - columns[name], heads.get(name)) for name in columns}
         if len({matrix.format for matrix in matrices.values()}) > 1:
-            return tuple(
-                Product(pack(matrix, self._shape), columns[name], biases[name]) for name, matrix in matrices.items()
-            )
+            return tuple(Product(pack(matrix, self._shape), columns[name], biases[name]) for name, matrix in matrices.items())
         bias: NDArray[Any] | None = None
         for name, part in biases.items():
             if part is not None:

@@ -1,12 +1,14 @@
 """Memory that machine code works on: aligned arrays, and words that both sides address by name."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from chairlift.execute.cpu.words import LINE, WORD
 
 
-def aligned(count: int, dtype: DTypeLike) -> NDArray[np.generic]:
+def aligned(count: int, dtype: DTypeLike) -> NDArray[Any]:
     """An array that begins a cache line. It is left unwritten: the system commits a page when it is first used."""
     kind = np.dtype(dtype)
     raw = np.empty(count * kind.itemsize + LINE, dtype=np.uint8)
@@ -14,7 +16,7 @@ def aligned(count: int, dtype: DTypeLike) -> NDArray[np.generic]:
     return raw[start : start + count * kind.itemsize].view(kind)
 
 
-def zeros(count: int, dtype: DTypeLike) -> NDArray[np.generic]:
+def zeros(count: int, dtype: DTypeLike) -> NDArray[Any]:
     array = aligned(count, dtype)
     array[:] = 0
     return array

@@ -24,7 +24,8 @@ MAX_OBJECT_BYTES = 64 << 20
 _DIGEST_BYTES = 32
 _SUFFIX = ".o"
 
-_SHARED_SOURCES = ("formats.py", "isa.py", "operations.py", "words.py")
+SOURCES = Path(__file__).parent
+SHARED_SOURCES = ("arena.py", "formats.py", "isa.py", "operations.py", "words.py")
 """What the kernels import from outside their own folder."""
 
 _ENTRIES = {
@@ -109,13 +110,13 @@ def link(code: bytes, host: Host) -> Native:
     return Native(engine)
 
 
-def key(isa: Isa, host: Host) -> str:
+def key(isa: Isa, host: Host, *, sources: Path = SOURCES) -> str:
     """Differs whenever the machine code would: by the sources of the kernels, the versions, and the processor."""
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in sorted([*(here / name for name in _SHARED_SOURCES), *here.glob("kernels/*.py")]):
-        digest.update(f"{path.relative_to(here)}\n".encode())
-        digest.update(path.read_bytes())
+    for path in sorted([*(sources / name for name in SHARED_SOURCES), *sources.glob("kernels/*.py")]):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(sources)} {len(content)}\n".encode())
+        digest.update(content)
     versions = (llvmlite.__version__, str(llvm.llvm_version_info), platform.python_version())
     for part in (*versions, isa, host.triple, host.cpu, host.feature_text):
         digest.update(f"\n{part}".encode())

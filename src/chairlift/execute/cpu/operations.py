@@ -8,8 +8,8 @@ KV_KINDS = ("f32", "f16", "bf16")
 ACTIVATION_KINDS = ("silu", "gelu_tanh", "gelu")
 
 OPERATIONS: tuple[str, ...] = (
-    *(f"gemm_{format.name}" for format in FORMATS),
-    *(f"embed_{format.name}" for format in FORMATS),
+    *(f"gemm_{form.name}" for form in FORMATS),
+    *(f"embed_{form.name}" for form in FORMATS),
     *(f"rotary_{kind}" for kind in KV_KINDS),
     *(f"attend_{kind}" for kind in KV_KINDS),
     *(f"activate_{kind}" for kind in ACTIVATION_KINDS),

@@ -128,7 +128,7 @@ def _halves(blocks: NDArray[np.uint8], at: int) -> NDArray[np.float16]:
     return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0].astype(np.float16, copy=False)
 
 
-def _nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _nibbles(packed: NDArray[np.uint8]) -> Array:
     """Low halves of all bytes, then the high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
@@ -137,7 +137,7 @@ def _flat(integers: Array) -> Array:
     return integers.reshape(len(integers), -1)
 
 
-def _fifth_bits(blocks: NDArray[np.uint8], at: int) -> NDArray[np.uint8]:
+def _fifth_bits(blocks: NDArray[np.uint8], at: int) -> Array:
     return np.unpackbits(blocks[:, :, at : at + 4], axis=-1, bitorder="little") << 4
 
 
@@ -168,7 +168,7 @@ def _q8_0(rows: NDArray[np.uint8]) -> Matrix:
     return Matrix(Q8_F16, _flat(blocks[:, :, 2:]).view(np.int8), _halves(blocks, 0))
 
 
-def _six_bit_pairs(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _six_bit_pairs(packed: NDArray[np.uint8]) -> tuple[Array, Array]:
     """The eight scales and eight minima of a super-block, 6 bits each, out of 12 bytes."""
     low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=-1)
@@ -210,8 +210,8 @@ def _q6_k(rows: NDArray[np.uint8]) -> Matrix:
     return Matrix(Q8_F32_16, _flat(integers), _flat(scales))
 
 
-def _stored(format: Floats, kind: str) -> Callable[[NDArray[np.uint8]], Matrix]:
-    return lambda rows: Matrix(format, rows.view(kind))
+def _stored(form: Floats, kind: str) -> Callable[[NDArray[np.uint8]], Matrix]:
+    return lambda rows: Matrix(form, rows.view(kind))
 
 
 _DECODERS: Mapping[str, Callable[[NDArray[np.uint8]], Matrix]] = MappingProxyType(
@@ -257,37 +257,37 @@ def pack(matrix: Matrix, shape: Shape) -> Packed:
     return _pack_quantised(matrix, matrix.format, shape)
 
 
-def _pack_floats(matrix: Matrix, format: Floats, shape: Shape) -> Packed:
+def _pack_floats(matrix: Matrix, form: Floats, shape: Shape) -> Packed:
     strips, inputs = matrix.outputs // shape.strip, matrix.inputs
-    data = aligned(matrix.numbers.size * format.bytes, np.uint8)
+    data = aligned(matrix.numbers.size * form.bytes, np.uint8)
     laid = data.view(matrix.numbers.dtype).reshape(strips, inputs, shape.strip)
     laid[:] = matrix.numbers.reshape(strips, shape.strip, inputs).swapaxes(1, 2)
-    return Packed(format, data, matrix.outputs, inputs, inputs // 4)
+    return Packed(form, data, matrix.outputs, inputs, inputs // 4)
 
 
-def _pack_quantised(matrix: Matrix, format: Quantised, shape: Shape) -> Packed:
+def _pack_quantised(matrix: Matrix, form: Quantised, shape: Shape) -> Packed:
     strips, groups = matrix.outputs // shape.strip, matrix.inputs // ACTIVATION_GROUP
-    size = format.group_bytes(shape.strip)
+    size = form.group_bytes(shape.strip)
     data = aligned(strips * groups * size, np.uint8)
     laid = data.reshape(strips, groups, size)
-    integers = shape.strip * ACTIVATION_GROUP * format.bits // 8
-    _lay_integers(matrix.numbers, format, shape, laid[:, :, :integers])
+    integers = shape.strip * ACTIVATION_GROUP * form.bits // 8
+    _lay_integers(matrix.numbers, form, shape, laid[:, :, :integers])
     at = integers
-    for plane, parts in ((matrix.scales, format.scales), (matrix.minima, 1)):
+    for plane, parts in ((matrix.scales, form.scales), (matrix.minima, 1)):
         if plane is None:
             continue
-        room = parts * shape.strip * format.scale_bytes
+        room = parts * shape.strip * form.scale_bytes
         by_part = plane.reshape(strips, shape.strip, groups, parts).transpose(0, 2, 3, 1)
         laid[:, :, at : at + room] = np.ascontiguousarray(by_part).view(np.uint8).reshape(strips, groups, room)
         at += room
-    return Packed(format, data, matrix.outputs, matrix.inputs, groups)
+    return Packed(form, data, matrix.outputs, matrix.inputs, groups)
 
 
-def _lay_integers(numbers: Array, format: Quantised, shape: Shape, room: NDArray[np.uint8]) -> None:
+def _lay_integers(numbers: Array, form: Quantised, shape: Shape, room: NDArray[np.uint8]) -> None:
     strips, groups = room.shape[:2]
     steps = numbers.view(np.uint8).reshape(strips, shape.vectors, shape.lanes, groups, 8, 4)
     by_step = steps.transpose(0, 3, 4, 1, 2, 5)
-    if format.bits == 4:
+    if form.bits == 4:
         room.reshape(strips, groups, 4, shape.vectors, shape.lanes, 4)[:] = by_step[:, :, 0::2] | (by_step[:, :, 1::2] << 4)
         return
     target = room.reshape(strips, groups, 8, shape.vectors, shape.lanes, 4)

@@ -59,7 +59,8 @@ class Pool:
 
 def default_threads(*, affinity: int, root: Path = Path("/")) -> int:
     """As many as processors may be used (`affinity`), or fewer if a control group (v2, v1) grants less time; at least one."""
-    return max(1, min(affinity, _quota(root) or affinity))
+    quota = _quota(root)
+    return max(1, affinity if quota is None else min(affinity, quota))
 
 
 def _quota(root: Path) -> int | None:

@@ -32,17 +32,17 @@ STATE = (
     "sync",
     "barrier_base",
     "spins",
-    "partials",
     "row_draws",
     "draws",
     "answers",
-    "wide",
 )
-"""One per executor. `tokens`, `drawing` and `items` are the sizes of this step, `token_ids` to `answers` addresses of its arrays."""
+"""One per executor.
 
-SYNC_LINES = ("epoch", "stop", "arrived", "mutex", "condition", "parked")
-"""Words that threads wait on; each begins a cache line of its own, mutex and condition take several."""
-SYNC_OFFSETS = {"epoch": 0, "stop": 64, "arrived": 128, "parked": 192, "mutex": 256, "condition": 512}
+`tokens`, `drawing` and `items` are the sizes of a step, `token_ids` to `tables` and `row_draws` to `answers` its arrays.
+"""
+
+SYNC_OFFSETS = {"epoch": 0, "stop": 64, "arrived": 128, "mutex": 256, "condition": 512}
+"""Where the words lie that threads wait on, in bytes: on cache lines of their own."""
 SYNC_BYTES = 1024
 
 OPERANDS = {
@@ -111,8 +111,8 @@ OPERANDS = {
 WORK_ITEM = ("token", "position", "tokens", "table", "first", "segments", "partial", "floor")
 """A piece of attention: `tokens` query positions from `position` on, whose queries begin at row `token`.
 
-`table` is where its blocks begin in the list of all block numbers. The segments from `first` to `first + segments - 1` are read. `partial` is the place of
-the unmerged result, or -1 if all of it is here. Positions below `floor` are not seen (a padded row's own beginning).
+`table` is where its blocks begin in the list of all block numbers. The segments from `first` to `first + segments - 1` are
+read; `partial` is the place of a result that is yet to be joined with others, or -1. Positions below `floor` are not seen.
 """
 
 DRAW = ("row", "temperature", "top_k", "top_p", "min_p", "key", "banned", "banned_count")

@@ -79,7 +79,7 @@ def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Func
         _clear_totals(f, op, item)
         first = f.signed_max(item.first, _lowest(f, op, item) // SEGMENT)
         with f.loop(first, item.first + item.segments) as segment:
-            _segment(f, op, item, segment, kv, scores, mix, weigh)
+            _segment(f, op, item, segment, scores, mix, weigh)
             with f.loop(0, item.rows) as row:
                 f.call(join.ir, *_parts(op.scratch, row), *_totals(op.scratch, row), op.padded)
         _finish(f, op, item)
@@ -126,7 +126,6 @@ def _segment(
     op: Operands,
     item: _Item,
     segment: Value,
-    kv: str,
     scores: dict[int, Function],
     mix: dict[int, Function],
     weigh: Function,
@@ -142,15 +141,15 @@ def _segment(
     with f.loop((lowest // CHUNK) * CHUNK, end, CHUNK) as chunk:
         count = f.signed_min(end - chunk, f.whole(CHUNK))
         places = (count + (LANES - 1)) // LANES
-        _find_places(f, op, item, chunk, places, kv)
-        _by_rows(f, op, item, scores, places, kv)
+        _find_places(f, op, item, chunk, places)
+        _by_rows(f, op, item, scores, places)
         with f.loop(0, item.rows) as row:
             here = item.position + row // op.queries_a_key
             seen = f.select(op.window.equals(0), f.whole(0), here - op.window + 1)
             low = f.signed_max(seen, item.floor) - chunk
             at = op.scratch + SCORES_AT + row * (4 * CHUNK)
             f.call(weigh.ir, at, places, low, here - chunk, *_parts(op.scratch, row), op.padded)
-        _by_rows(f, op, item, mix, count, kv)
+        _by_rows(f, op, item, mix, count)
 
 
 def _lowest(f: Function, op: Operands, item: _Item) -> Value:
@@ -159,7 +158,7 @@ def _lowest(f: Function, op: Operands, item: _Item) -> Value:
     return f.signed_max(behind, item.floor)
 
 
-def _find_places(f: Function, op: Operands, item: _Item, chunk: Value, places: Value, kv: str) -> None:
+def _find_places(f: Function, op: Operands, item: _Item, chunk: Value, places: Value) -> None:
     """Where the 16 positions of each place of the chunk lie in the cache, in elements from its start."""
     with f.loop(0, places) as place:
         position = chunk + place * LANES
@@ -168,7 +167,7 @@ def _find_places(f: Function, op: Operands, item: _Item, chunk: Value, places: V
         f.store((sub * op.kv_heads + item.head) * (op.padded * LANES), op.scratch + PLACES_AT + place * 8)
 
 
-def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function], extent: Value, kv: str) -> None:
+def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function], extent: Value) -> None:
     most = max(kernels)
     row = f.var(f.whole(0))
 

@@ -31,8 +31,8 @@ def target_of(isa: Isa, triple: str, *, emulate: bool = False) -> Target:
 
 def module_for(target: Target, triple: str) -> Module:
     module = Module(triple)
-    names = [gemm.add_gemm(module, target, format) for format in FORMATS]
-    names += [pointwise.add_embed(module, target, format) for format in FORMATS]
+    names = [gemm.add_gemm(module, target, form) for form in FORMATS]
+    names += [pointwise.add_embed(module, target, form) for form in FORMATS]
     names += [pointwise.add_rotary(module, target, kv) for kv in KV_KINDS]
     names += attention.add_attention(module, target, KV_KINDS)
     names += [pointwise.add_activate(module, kind) for kind in pointwise.ACTIVATIONS]

@@ -119,7 +119,9 @@ class Avx2:
                 for j, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
                     signed = f.intrinsic("llvm.x86.avx2.psign.b", _B32, x, weight)
                     totals[m][j] = _plus(totals[m][j], _fours(f, _pairs(f, size, signed), ones))
-        return [[_less(total, sums[m], tile.zero, self.lanes) for total in row if total is not None] for m, row in enumerate(totals)]
+        return [
+            [_less(total, sums[m], tile.zero, self.lanes) for total in row if total is not None] for m, row in enumerate(totals)
+        ]
 
     def _load(self, f: Function, tile: Tile, step: int, j: int) -> Value:
         return f.load(_B32, tile.weights + _weight_bytes(tile, self.lanes, step, j), align=32)

@@ -33,17 +33,17 @@ class Target:
     pause: str | None
 
 
-def add_gemm(module: Module, target: Target, format: Format) -> str:
+def add_gemm(module: Module, target: Target, form: Format) -> str:
     """The instruction for one format; its name."""
-    sizes = range(1, (target.shape.rows if isinstance(format, Quantised) else target.shape.float_rows) + 1)
-    tiles = {rows: _tile(module, target, format, rows) for rows in sizes}
-    name = f"gemm_{format.name}"
+    sizes = range(1, (target.shape.rows if isinstance(form, Quantised) else target.shape.float_rows) + 1)
+    tiles = {rows: _tile(module, target, form, rows) for rows in sizes}
+    name = f"gemm_{form.name}"
     f = module.function(name, [I64, I64, I64], public=True)
     op = Operands(f, "gemm")
     rows, strips, chunk = f.load(I64, op.count), op.strips, op.chunk
     row_blocks = (rows + (ROW_BLOCK - 1)) // ROW_BLOCK
     chunks = (strips + (chunk - 1)) // chunk
-    ld, strip_bytes = _row_bytes(format, op.groups), _strip_bytes(target, format, op.groups)
+    ld, strip_bytes = _row_bytes(form, op.groups), _strip_bytes(target, form, op.groups)
     with claimed(f, op, row_blocks * chunks) as item:
         first_row = (item // chunks) * ROW_BLOCK
         last_row = f.signed_min(first_row + ROW_BLOCK, rows)
@@ -64,14 +64,14 @@ def add_gemm(module: Module, target: Target, format: Format) -> str:
     return name
 
 
-def _row_bytes(format: Format, groups: Value) -> Value:
-    return groups * (BLOCK if isinstance(format, Quantised) else 4 * UNROLL)
+def _row_bytes(form: Format, groups: Value) -> Value:
+    return groups * (BLOCK if isinstance(form, Quantised) else 4 * UNROLL)
 
 
-def _strip_bytes(target: Target, format: Format, groups: Value) -> Value:
-    if isinstance(format, Quantised):
-        return groups * format.group_bytes(target.shape.strip)
-    return groups * (UNROLL * target.shape.strip * format.bytes)
+def _strip_bytes(target: Target, form: Format, groups: Value) -> Value:
+    if isinstance(form, Quantised):
+        return groups * form.group_bytes(target.shape.strip)
+    return groups * (UNROLL * target.shape.strip * form.bytes)
 
 
 def _call(f: Function, tile: Function, op: Operands, row: Value, ld: Value, weights: Value, column: Value) -> None:
@@ -80,17 +80,17 @@ def _call(f: Function, tile: Function, op: Operands, row: Value, ld: Value, weig
     f.call(tile.ir, op.input + row * ld, ld, weights, op.groups, out, op.stride * 4, bias)
 
 
-def _tile(module: Module, target: Target, format: Format, rows: int) -> Function:
+def _tile(module: Module, target: Target, form: Format, rows: int) -> Function:
     """`rows` tokens by one strip: (input, bytes of a row, weights, groups, out, bytes of a row of it, bias or 0)."""
-    f = module.function(f"tile_{format.name}_{rows}", [I64] * 7)
+    f = module.function(f"tile_{form.name}_{rows}", [I64] * 7)
     x, ld, weights, groups, out, ld_out, bias = f.arguments
     lanes, vectors = target.shape.lanes, target.shape.vectors
     zero = f.number(vector(F32, lanes), 0.0)
     sums = [[f.var(zero) for _ in range(vectors)] for _ in range(rows)]
-    if isinstance(format, Quantised):
-        _groups(f, target, format, rows, x, ld, weights, groups, sums)
+    if isinstance(form, Quantised):
+        _groups(f, target, form, rows, x, ld, weights, groups, sums)
     else:
-        _floats(f, target, format, rows, x, ld, weights, groups, sums)
+        _floats(f, target, form, rows, x, ld, weights, groups, sums)
     with f.when(bias.differs(0)):
         for j in range(vectors):
             extra = f.load(vector(F32, lanes), bias + 4 * lanes * j)
@@ -106,7 +106,7 @@ def _tile(module: Module, target: Target, format: Format, rows: int) -> Function
 def _groups(
     f: Function,
     target: Target,
-    format: Quantised,
+    form: Quantised,
     rows: int,
     x: Value,
     ld: Value,
@@ -115,33 +115,33 @@ def _groups(
     sums: list[list[Variable]],
 ) -> None:
     lanes, vectors = target.shape.lanes, target.shape.vectors
-    size = format.group_bytes(lanes * vectors)
-    integers = lanes * vectors * ACTIVATION_GROUP * format.bits // 8
-    plane = lanes * vectors * format.scale_bytes
+    size = form.group_bytes(lanes * vectors)
+    integers = lanes * vectors * ACTIVATION_GROUP * form.bits // 8
+    plane = lanes * vectors * form.scale_bytes
     starts = [x + ld * m for m in range(rows)]
     with f.loop(0, groups) as g:
         at = weights + g * size
         blocks = [start + g * BLOCK for start in starts]
         steps = [f.load(F32, block + STEP_AT).splat(lanes) for block in blocks]
-        for part in range(format.scales):
-            tile = Tile(at, blocks, vectors, format.bits, format.zero)
-            edge = 8 // format.scales
-            products = target.dots.products(f, tile, part * edge, (part + 1) * edge, _part_sums(f, blocks, format, part))
-            scales = [_scale(f, target, format, at + (integers + plane * part), j) for j in range(vectors)]
+        for part in range(form.scales):
+            tile = Tile(at, blocks, vectors, form.bits, form.zero)
+            edge = 8 // form.scales
+            products = target.dots.products(f, tile, part * edge, (part + 1) * edge, _part_sums(f, blocks, form, part))
+            scales = [_scale(f, target, form, at + (integers + plane * part), j) for j in range(vectors)]
             for m in range(rows):
                 for j in range(vectors):
                     scaled = products[m][j].to(F32) * scales[j]
                     sums[m][j].value = f.fma(scaled, steps[m], sums[m][j].value)
-        if format.minimum:
-            minima = [_scale(f, target, format, at + (integers + plane * format.scales), j) for j in range(vectors)]
+        if form.minimum:
+            minima = [_scale(f, target, form, at + (integers + plane * form.scales), j) for j in range(vectors)]
             for m, block in enumerate(blocks):
                 scaled_sum = f.load(F32, block + SCALED_SUM_AT).splat(lanes)
                 for j in range(vectors):
                     sums[m][j].value = f.fma(minima[j], scaled_sum, sums[m][j].value)
 
 
-def _part_sums(f: Function, blocks: list[Value], format: Quantised, part: int) -> list[Value]:
-    if format.scales == 1:
+def _part_sums(f: Function, blocks: list[Value], form: Quantised, part: int) -> list[Value]:
+    if form.scales == 1:
         return [f.load(I32, block + SUM_AT) for block in blocks]
     halves = [f.load(I32, block + HALF_SUM_AT) for block in blocks]
     if part == 0:
@@ -149,15 +149,15 @@ def _part_sums(f: Function, blocks: list[Value], format: Quantised, part: int) -
     return [f.load(I32, block + SUM_AT) - half for block, half in zip(blocks, halves, strict=True)]
 
 
-def _scale(f: Function, target: Target, format: Quantised, at: Value, j: int) -> Value:
+def _scale(f: Function, target: Target, form: Quantised, at: Value, j: int) -> Value:
     lanes = target.shape.lanes
-    return numbers.load_float(f, format.scale, lanes, at + lanes * j * format.scale_bytes, native=target.native_halves)
+    return numbers.load_float(f, form.scale, lanes, at + lanes * j * form.scale_bytes, native=target.native_halves)
 
 
 def _floats(
     f: Function,
     target: Target,
-    format: Floats,
+    form: Floats,
     rows: int,
     x: Value,
     ld: Value,
@@ -166,14 +166,14 @@ def _floats(
     sums: list[list[Variable]],
 ) -> None:
     lanes, vectors = target.shape.lanes, target.shape.vectors
-    size = format.bytes * lanes
+    size = form.bytes * lanes
     starts = [x + ld * m for m in range(rows)]
     with f.loop(0, groups) as g:
         at = weights + g * (UNROLL * vectors * size)
         inputs = [start + g * (4 * UNROLL) for start in starts]
         for k in range(UNROLL):
             row = [
-                numbers.load_float(f, format.kind, lanes, at + (k * vectors + j) * size, native=target.native_halves)
+                numbers.load_float(f, form.kind, lanes, at + (k * vectors + j) * size, native=target.native_halves)
                 for j in range(vectors)
             ]
             for m, start in enumerate(inputs):

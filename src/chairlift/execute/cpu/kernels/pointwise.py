@@ -26,7 +26,7 @@ _TINY = 1e-30
 """Groups whose largest activation is below this are rounded to nothing: their steps would not be normal numbers."""
 
 
-def _real(f: Function, word: Value) -> Value:
+def _real(word: Value) -> Value:
     """The float32 in the low half of a word."""
     return word.to(I32).bits(F32)
 
@@ -41,7 +41,7 @@ def quantise(f: Function, parts: Sequence[Value], block: Value) -> None:
     usable = largest >= _TINY
     broken = largest.bits(I32) > 0x7F7FFFFF
     factor = f.select(usable, 127.0 / largest, f.number(F32, 0.0)).splat(LANES)
-    whole = [_nearest(f, part * factor) for part in parts]
+    whole = [_nearest(part * factor) for part in parts]
     for index, part in enumerate(whole):
         f.store(part.to(I8), block + LANES * index)
     half, other = (f.fold(part, lambda a, b: a + b) for part in whole)
@@ -53,7 +53,7 @@ def quantise(f: Function, parts: Sequence[Value], block: Value) -> None:
     f.store(half, block + HALF_SUM_AT)
 
 
-def _nearest(f: Function, scaled: Value) -> Value:
+def _nearest(scaled: Value) -> Value:
     """Whole numbers from -127 to 127, sign-extended out of the low byte so that anything else is cut to a byte as well."""
     return ((scaled + numbers.ROUND_TO_EVEN).bits(_I16S) << 24) >> 24
 
@@ -137,7 +137,7 @@ def _squares(f: Function, x: Value, padded: Value) -> Value:
 
 
 def _root(f: Function, squares: Value, width: Value, epsilon: Value) -> Value:
-    return 1.0 / f.sqrt(squares / width.to(F32) + _real(f, epsilon))
+    return 1.0 / f.sqrt(squares / width.to(F32) + _real(epsilon))
 
 
 def add_quantise(module: Module) -> str:
@@ -179,22 +179,22 @@ def add_activate(module: Module, kind: str) -> str:
 # ── embedding ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def add_embed(module: Module, target: Target, format: Format) -> str:
+def add_embed(module: Module, target: Target, form: Format) -> str:
     """Rows of a packed matrix as float32, times the embedding scale: the same matrix often serves as the head."""
-    name = f"embed_{format.name}"
+    name = f"embed_{form.name}"
     f = module.function(name, [I64, I64, I64], public=True)
     op = Operands(f, "embed")
     strip, lanes = target.shape.strip, target.shape.lanes
-    scale = _real(f, op.scale)
+    scale = _real(op.scale)
     with claimed(f, op, f.load(I64, op.count)) as row:
         token = f.load(I64, op.state("token_ids") + row * 8)
         within = token % strip
         place = _Place(token // strip, within // lanes, within % lanes)
         out = op.out + row * (op.stride * 4)
-        if isinstance(format, Quantised):
-            _embed_quantised(f, target, format, op, place, out, scale)
+        if isinstance(form, Quantised):
+            _embed_quantised(f, target, form, op, place, out, scale)
         else:
-            _embed_floats(f, target, format, op, place, out, scale)
+            _embed_floats(f, target, form, op, place, out, scale)
     f.ret()
     return name
 
@@ -207,48 +207,48 @@ class _Place:
 
 
 def _embed_quantised(
-    f: Function, target: Target, format: Quantised, op: Operands, place: _Place, out: Value, scale: Value
+    f: Function, target: Target, form: Quantised, op: Operands, place: _Place, out: Value, scale: Value
 ) -> None:
     lanes, vectors, strip = target.shape.lanes, target.shape.vectors, target.shape.strip
-    size = format.group_bytes(strip)
-    integers = strip * ACTIVATION_GROUP * format.bits // 8
+    size = form.group_bytes(strip)
+    integers = strip * ACTIVATION_GROUP * form.bits // 8
     channel = place.vector * lanes + place.lane
     with f.loop(0, op.groups) as g:
         at = op.weights + (place.strip * op.groups + g) * size
-        planes = at + integers + channel * format.scale_bytes
+        planes = at + integers + channel * form.scale_bytes
         minimum = f.number(F32, 0.0)
-        if format.minimum:
-            minimum = _load_scale(f, target, format, planes + format.scales * strip * format.scale_bytes)
+        if form.minimum:
+            minimum = _load_scale(f, form, planes + form.scales * strip * form.scale_bytes)
         for step in range(8):
-            row = step // 2 if format.bits == 4 else step
+            row = step // 2 if form.bits == 4 else step
             word = f.load(I32, at + ((place.vector + row * vectors) * lanes + place.lane) * 4)
-            part = step * format.scales // 8
-            factor = _load_scale(f, target, format, planes + part * strip * format.scale_bytes)
+            part = step * form.scales // 8
+            factor = _load_scale(f, form, planes + part * strip * form.scale_bytes)
             for byte in range(4):
-                integer = _integer(target, format, word, step, byte) - format.zero
+                integer = _integer(target, form, word, step, byte) - form.zero
                 number = f.fma(integer.to(F32), factor, minimum) * scale
                 f.store(number, out + (g * ACTIVATION_GROUP + (4 * step + byte)) * 4)
 
 
-def _integer(target: Target, format: Quantised, word: Value, step: int, byte: int) -> Value:
-    if format.bits == 4:
+def _integer(target: Target, form: Quantised, word: Value, step: int, byte: int) -> Value:
+    if form.bits == 4:
         return word.unsigned_shift(8 * byte + 4 * (step % 2)) & 15
     if target.shape.flip:
         return (word.unsigned_shift(8 * byte) & 255) - 128
     return (word << (24 - 8 * byte)) >> 24
 
 
-def _load_scale(f: Function, target: Target, format: Quantised, at: Value) -> Value:
-    return numbers.load_float(f, format.scale, 1, at, native=False)
+def _load_scale(f: Function, form: Quantised, at: Value) -> Value:
+    return numbers.load_float(f, form.scale, 1, at, native=False)
 
 
-def _embed_floats(f: Function, target: Target, format: Floats, op: Operands, place: _Place, out: Value, scale: Value) -> None:
+def _embed_floats(f: Function, target: Target, form: Floats, op: Operands, place: _Place, out: Value, scale: Value) -> None:
     lanes, strip = target.shape.lanes, target.shape.strip
     channel = place.vector * lanes + place.lane
     length = op.groups * UNROLL
     with f.loop(0, length) as k:
-        at = op.weights + ((place.strip * length + k) * strip + channel) * format.bytes
-        f.store(numbers.load_float(f, format.kind, 1, at, native=False) * scale, out + k * 4)
+        at = op.weights + ((place.strip * length + k) * strip + channel) * form.bytes
+        f.store(numbers.load_float(f, form.kind, 1, at, native=False) * scale, out + k * 4)
 
 
 # ── rotation, and the way into the cache ──────────────────────────────────────────────────────────────────────────────────
@@ -272,7 +272,7 @@ def add_rotary(module: Module, target: Target, kv: str) -> str:
         with f.loop(0, op.heads) as head:
             at = base + head * (op.padded * 4)
             _head_norm(f, op, at, op.query_norm)
-            _turn(f, at, turn, half, _real(f, op.scale))
+            _turn(f, at, turn, half, _real(op.scale))
         with f.loop(0, op.kv_heads) as head:
             at = base + (op.key_at + head * op.padded) * 4
             _head_norm(f, op, at, op.key_norm)
@@ -309,5 +309,3 @@ def _turn(f: Function, at: Value, turn: Value, half: Value, scale: Value) -> Non
             cos, sin = f.load(kind, turn + i * 4), f.load(kind, turn + (i + half) * 4)
             f.store((a * cos - b * sin) * factor, left)
             f.store((b * cos + a * sin) * factor, right)
-
-

@@ -73,6 +73,7 @@ def add_sample(module: Module) -> str:
 
 
 def scratch_bytes(vocab: int) -> int:
+    """What a thread needs to draw from so many ids."""
     return SCORES_AT + 2 * 8 * (vocab + _WIDE)
 
 
@@ -100,10 +101,7 @@ def _show(f: Function, draw: _Draw, logits: Value) -> None:
 
 
 def _greedy(module: Module) -> Function:
-    """(logits, vocab): the id of the largest logit, the lowest among equals.
-
-    The largest is found in vectors; then its first place. Beyond `vocab` only whole numbers of zeros follow, which do not count.
-    """
+    """(logits, vocab): the id of the largest logit, the lowest among equals: the largest first, in vectors, then its place."""
     f = module.function("greedy", [I64, I64], I64)
     logits, vocab = f.arguments
     largest = f.var(f.number(vector(F32, LANES), -math.inf))
@@ -131,11 +129,10 @@ class _Kept:
     """Which candidates a threshold keeps: all above it, and the first `ties` that have it. Ids must be asked in order."""
 
     def __init__(self, f: Function, threshold: Value, ties: Value) -> None:
-        self._f, self._threshold, self._ties = f, threshold, ties
+        self._threshold, self._ties = threshold, ties
         self._met = f.var(f.whole(0))
 
     def holds(self, key: Value) -> Value:
-        f = self._f
         tied = key.equals(self._threshold)
         self._met.value = self._met.value + tied.unsigned_to(I64)
         return (key > self._threshold) | (tied & (self._met.value <= self._ties))
@@ -279,7 +276,7 @@ def _noise_bits(f: Function, key: Value, i: Value) -> Value:
 
 
 def _at_most(f: Function, noise: Value) -> Value:
-    """A bound of the Gumbel noise, without a logarithm: -log(-log u) is at most -log(1 - u), and that less than its power of 2."""
+    """A bound of the Gumbel noise without a logarithm: -log(-log u) is at most -log(1 - u), here up to the next power of 2."""
     rest = ((1 << _NOISE_BITS) - 1 - noise) * 2 + 1
     zeros = f.intrinsic("llvm.ctlz.i64", I64, rest, f.number(I1, 1))
     return (zeros - (63 - _NOISE_BITS - 1)).to(F64) * (math.log(2) + 1e-9)
