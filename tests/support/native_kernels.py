@@ -4,6 +4,7 @@ Object files are kept in the user's cache, so that only a change of the kernels 
 """
 
 import os
+from array import array
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from chairlift.execute.cpu import native, words
 from chairlift.execute.cpu.isa import SHAPES, Isa, available
-from chairlift.execute.cpu.memory import Words, zeros
+from chairlift.execute.cpu.memory import Words, aligned
 from chairlift.models.fetch import cache_dir
 
 OBJECTS = cache_dir(os.environ) / "objects"
@@ -39,16 +40,18 @@ class Bench:
 
     def __init__(self, code: native.Native, *, scratch_bytes: int = 1 << 22) -> None:
         self._code = code
-        self._scratch = zeros(scratch_bytes, np.uint8)
+        self._scratch = aligned(scratch_bytes, np.uint8)
 
     def run(self, name: str, kind: str, *, count: int, state: dict[str, Any] | None = None, **operands: Any) -> None:
         shared, row = Words(words.STATE), Words(words.OPERANDS[kind])
         shared.set(tokens=count, **{key: _word(value) for key, value in (state or {}).items()})
-        counter = zeros(8, np.int64)
+        counter = aligned(8, np.int64)
         row.set(count=shared.at("tokens"), counter=counter.ctypes.data)
         row.set(**{key: _word(value) for key, value in operands.items()})
         self._code.entry(name, 3)(row.address, shared.address, self._scratch.ctypes.data)
 
 
-def _word(value: int | NDArray[Any]) -> int:
+def _word(value: "int | NDArray[Any] | array[int]") -> int:
+    if isinstance(value, array):
+        return value.buffer_info()[0]
     return value if isinstance(value, int) else value.ctypes.data

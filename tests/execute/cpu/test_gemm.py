@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chairlift.execute.cpu.formats import FORMATS, Floats, Format, Quantised
 from chairlift.execute.cpu.isa import SHAPES, Isa
-from chairlift.execute.cpu.memory import aligned, zeros
+from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import Matrix, pack
 
 OUTPUTS, INPUTS, ROWS = 64, 96, 5
@@ -25,7 +25,7 @@ fma = np.vectorize(_libm.fmaf, otypes=[np.float32])
 def activations(seed: int, *, extreme: bool = False) -> NDArray[np.void]:
     """Rounded activations [rows, groups] as the kernels read them."""
     random = np.random.default_rng(seed)
-    blocks = zeros(ROWS * INPUTS // 32 * BLOCK.itemsize, np.uint8).view(BLOCK).reshape(ROWS, -1)
+    blocks = aligned(ROWS * INPUTS // 32 * BLOCK.itemsize, np.uint8).view(BLOCK).reshape(ROWS, -1)
     blocks["x"] = (
         random.choice([-127, 127], (*blocks.shape, 32)) if extreme else random.integers(-127, 128, (*blocks.shape, 32))
     )
@@ -115,7 +115,7 @@ def test_products_have_the_bits_of_the_formula(form: Quantised, isa: Isa, emulat
 @pytest.mark.parametrize(("isa", "emulate"), VARIANTS)
 def test_float_products_add_up_in_the_order_of_the_inputs(kind: str, isa: Isa, emulate: bool) -> None:
     matrix = matrix_of(Floats(kind), 5)  # pyright: ignore[reportArgumentType]
-    values = zeros(ROWS * INPUTS, np.float32).reshape(ROWS, INPUTS)
+    values = aligned(ROWS * INPUTS, np.float32).reshape(ROWS, INPUTS)
     values[:] = np.random.default_rng(6).standard_normal(values.shape)
     numbers = matrix.numbers
     weights = (numbers.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else numbers.astype(np.float32)
@@ -130,7 +130,7 @@ def test_float_products_add_up_in_the_order_of_the_inputs(kind: str, isa: Isa, e
 def test_a_row_does_not_depend_on_how_many_there_are(form: Format, rows: int) -> None:
     matrix = matrix_of(form, 7)
     if isinstance(form, Floats):
-        inputs = zeros(11 * INPUTS, np.float32).reshape(11, INPUTS)
+        inputs = aligned(11 * INPUTS, np.float32).reshape(11, INPUTS)
         inputs[:] = np.random.default_rng(8).standard_normal(inputs.shape)
     else:
         inputs = np.concatenate([activations(seed) for seed in (8, 9, 10)])[:11].copy()
@@ -142,7 +142,7 @@ def test_a_row_does_not_depend_on_how_many_there_are(form: Format, rows: int) ->
 
 def test_a_bias_is_added_at_the_end() -> None:
     matrix, blocks = matrix_of(FORMATS[0], 3), activations(4)
-    bias = zeros(OUTPUTS, np.float32)
+    bias = aligned(OUTPUTS, np.float32)
     bias[:] = np.arange(OUTPUTS)
     isa = HOST_ISAS[0]
     assert np.array_equal(product(isa, matrix, blocks, bias=bias), product(isa, matrix, blocks) + bias)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from chairlift.core.types import Draw, Sampling
 from chairlift.execute import sampler
 from chairlift.execute.cpu.draws import Draws
-from chairlift.execute.cpu.memory import zeros
+from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import round_up
 
 BROKEN = -1
@@ -23,7 +23,7 @@ def drawn(logits: NDArray[np.float32], rows: Sequence[Sequence[Draw]]) -> list[i
     """Tokens for the draws of rows of logits [rows, vocab]."""
     count, vocab = logits.shape
     width = round_up(vocab, 64)
-    padded = zeros(count * width, np.float32).reshape(count, width)
+    padded = aligned(count * width, np.float32).reshape(count, width)
     padded[:, :vocab] = logits
     draws = Draws(rows, vocab=vocab)
     state = {"draws": draws.words, "row_draws": draws.bounds, "answers": draws.answers}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.execute.cpu.memory import aligned, zeros
+from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import ROW_PAD, round_up
 from chairlift.models.description import Description
 
@@ -65,8 +65,6 @@ class Widths:
 class Arena:
     """Buffers for at most `tokens` tokens and `rows` rows of logits."""
 
-    tokens: int
-    rows: int
     stream: NDArray[Any]
     qkv: NDArray[Any]
     mixed: NDArray[Any]
@@ -75,27 +73,17 @@ class Arena:
     blocks: NDArray[Any]
     floats: NDArray[Any]
     logits: NDArray[Any]
-    token_ids: NDArray[Any]
-    positions: NDArray[Any]
-    slots: NDArray[Any]
-    last: NDArray[Any]
 
     @classmethod
     def of(cls, widths: Widths, *, tokens: int, rows: int) -> "Arena":
         widest = max(widths.hidden, widths.mixed, widths.mlp)
         return cls(
-            tokens=tokens,
-            rows=rows,
-            stream=zeros(tokens * widths.stream, np.float32),
-            qkv=zeros(tokens * widths.qkv, np.float32),
-            mixed=zeros(tokens * widths.mixed, np.float32),
-            wide=zeros(tokens * 2 * widths.up_at, np.float32),
-            out=zeros(tokens * widths.stream, np.float32),
-            blocks=zeros(tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
-            floats=zeros(tokens * widest, np.float32),
+            stream=aligned(tokens * widths.stream, np.float32),
+            qkv=aligned(tokens * widths.qkv, np.float32),
+            mixed=aligned(tokens * widths.mixed, np.float32),
+            wide=aligned(tokens * 2 * widths.up_at, np.float32),
+            out=aligned(tokens * widths.stream, np.float32),
+            blocks=aligned(tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
+            floats=aligned(tokens * widest, np.float32),
             logits=aligned(rows * widths.vocab, np.float32).reshape(rows, widths.vocab),
-            token_ids=zeros(tokens, np.int64),
-            positions=zeros(tokens, np.int64),
-            slots=zeros(tokens, np.int64),
-            last=zeros(rows, np.int64),
         )

@@ -1,18 +1,15 @@
 """Writes a plan into the arrays that a step reads. The only Python that runs for every row of every step.
 
-Knows rows, positions, blocks and draws; knows nothing of layers.
+Knows rows, positions, blocks and draws; knows nothing of layers. Arrays of the standard library are filled, as for a few dozen
+numbers they are faster than NumPy's.
 """
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.core.types import Work
-from chairlift.execute.cpu import words
-from chairlift.execute.cpu.arena import Arena
 from chairlift.execute.cpu.draws import Draws
 from chairlift.execute.cpu.memory import Words
 
@@ -23,84 +20,101 @@ MAX_ROWS = 32
 
 
 class Batch:
-    """Fills the arrays of an arena, and tells the state where they are and how much of them counts."""
+    """One step after another: its arrays, which live until the next is filled in, and where the state says they are.
 
-    def __init__(self, arena: Arena, state: Words, *, vocab: int, num_blocks: int, block_size: int, queries_a_key: int) -> None:
-        self._arena, self._state = arena, state
+    At most `max_tokens` tokens and `max_rows` drawing rows make a step.
+    """
+
+    def __init__(
+        self,
+        state: Words,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        vocab: int,
+        num_blocks: int,
+        block_size: int,
+        queries_a_key: int,
+    ) -> None:
+        self._state = state
+        self._max_tokens, self._max_rows = max_tokens, max_rows
         self._vocab, self._num_blocks, self._block_size = vocab, num_blocks, block_size
         self._tile = max(1, MAX_ROWS // queries_a_key)
-        self._pad_blocks = array("i", range(num_blocks, num_blocks + pad_blocks(arena.tokens, block_size)))
-        self._tables: NDArray[Any] = np.zeros(0, dtype=np.int32)
-        self._work: NDArray[Any] = np.zeros((0, len(words.WORK_ITEM)), dtype=np.int64)
+        self._pad_blocks = array("i", range(num_blocks, num_blocks + pad_blocks(max_tokens, block_size)))
+        self._arrays: dict[str, array[int]] = {}
         self.draws = Draws((), vocab=vocab)
-        state.set(
-            token_ids=arena.token_ids.ctypes.data,
-            positions=arena.positions.ctypes.data,
-            slots=arena.slots.ctypes.data,
-            last=arena.last.ctypes.data,
-        )
 
     def fill(self, work: Sequence[Work]) -> int:
         """Describes a step of at least one row. The highest position in it."""
-        for row in work:
-            self._check(row)
-        lengths = [len(row.tokens) for row in work]
-        count = sum(lengths)
-        arena = self._arena
-        assert count <= arena.tokens, f"a step of {count} tokens: this executor was built for {arena.tokens}"
-        tokens, blocks = array("i"), array("i")
-        tables: list[int] = []
-        for row in work:
-            tokens.extend(row.tokens)
-            tables.append(len(blocks))
-            blocks.extend(self._pad_blocks if row.pad else row.blocks)
-        self._tables = np.frombuffer(blocks, dtype=np.int32)
-        starts = np.array([0 if row.pad else row.start for row in work], dtype=np.int64)
-        ends = np.cumsum(lengths, dtype=np.int64)
-        positions = np.arange(count, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
-        first_block = np.repeat(np.array(tables, dtype=np.int64), lengths)
-        size = self._block_size
-        arena.token_ids[:count] = np.frombuffer(tokens, dtype=np.int32)
-        arena.positions[:count] = positions
-        arena.slots[:count] = self._tables[first_block + positions // size].astype(np.int64) * size + positions % size
-        self._fill_work(starts, ends, lengths, tables)
-        drawing = [(row, end - 1) for row, end in zip(work, ends.tolist(), strict=True) if row.draws and not row.pad]
-        self._fill_draws(drawing)
-        self._state.set(tokens=count, drawing=len(drawing), items=len(self._work), tables=self._tables.ctypes.data)
-        return int(positions.max())
-
-    def _fill_work(self, starts: NDArray[np.int64], ends: NDArray[np.int64], lengths: list[int], tables: list[int]) -> None:
+        # All padded rows write to the same blocks, one over the other, as nobody reads what they computed.
+        tables = self._pad_blocks[:] if any(row.pad for row in work) else array("i")
+        pads = len(tables)
+        tokens = array("i")
+        positions, slots, last = array("q"), array("q"), array("q")
         items: list[tuple[int, ...]] = []
-        for start, end, length, table in zip(starts.tolist(), ends.tolist(), lengths, tables, strict=True):
-            for first in range(0, length, self._tile):
-                tokens = min(self._tile, length - first)
-                position = start + first
-                segments = (position + tokens - 1) // SEGMENT + 1
-                items.append((end - length + first, position, tokens, table, 0, segments, -1, 0))
+        highest = 0
+        for row in work:
+            count = len(row.tokens)
+            assert count > 0, f"{row.seq_id}: a row without tokens"
+            blocks, start = (self._pad_blocks, 0) if row.pad else (row.blocks, row.start)
+            assert start + count <= len(blocks) * self._block_size, f"{row.seq_id}: too few blocks"
+            self._place(positions, slots, blocks, start, count)
+            self._split(items, len(tokens), start, count, 0 if row.pad else len(tables))
+            tokens.extend(row.tokens)
+            if not row.pad:
+                tables.extend(blocks)
+            highest = max(highest, start + count - 1)
+            if row.draws and not row.pad:
+                last.append(len(tokens) - 1)
+        self._check(tokens, tables[pads:], len(last))
         # The longest first, so that no thread begins one when the others are through.
-        items.sort(key=lambda item: -(item[1] + 1) * item[2])
-        self._work = np.array(items, dtype=np.int64).reshape(-1, len(words.WORK_ITEM))
-        self._state.set(work=self._work.ctypes.data)
+        items.sort(key=lambda item: (item[1] + item[2]) * item[2], reverse=True)
+        flat = array("q")
+        for item in items:
+            flat.extend(item)
+        self.draws = Draws([row.draws for row in work if row.draws and not row.pad], vocab=self._vocab)
+        self._arrays = {
+            "token_ids": array("q", tokens),
+            "positions": positions,
+            "slots": slots,
+            "tables": tables,
+            "work": flat,
+            "last": last,
+            "draws": self.draws.words,
+            "row_draws": self.draws.bounds,
+            "answers": self.draws.answers,
+        }
+        self._state.set(tokens=len(tokens), drawing=len(last), items=len(items))
+        self._state.set(**{name: content.buffer_info()[0] for name, content in self._arrays.items()})
+        return highest
 
-    def _fill_draws(self, drawing: Sequence[tuple[Work, int]]) -> None:
-        arena, count = self._arena, len(drawing)
-        assert count <= arena.rows, f"{count} rows draw: this executor was built for {arena.rows}"
-        self.draws = Draws([row.draws for row, _ in drawing], vocab=self._vocab)
-        arena.last[:count] = [last for _, last in drawing]
-        self._state.set(
-            draws=self.draws.words.ctypes.data,
-            row_draws=self.draws.bounds.ctypes.data,
-            answers=self.draws.answers.ctypes.data,
+    def _place(self, positions: "array[int]", slots: "array[int]", blocks: "array[int]", start: int, count: int) -> None:
+        """Positions and their slots, block by block."""
+        size, end = self._block_size, start + count
+        positions.extend(range(start, end))
+        while start < end:
+            block, within = divmod(start, size)
+            here = min(size - within, end - start)
+            first = blocks[block] * size + within
+            slots.extend(range(first, first + here))
+            start += here
+
+    def _split(self, items: list[tuple[int, ...]], token: int, start: int, count: int, table: int) -> None:
+        """Pieces of attention, in the order of `words.WORK_ITEM`."""
+        for first in range(0, count, self._tile):
+            tokens = min(self._tile, count - first)
+            position = start + first
+            segments = (position + tokens - 1) // SEGMENT + 1
+            items.append((token + first, position, tokens, table, 0, segments, -1, 0))
+
+    def _check(self, tokens: "array[int]", blocks: "array[int]", drawing: int) -> None:
+        """Read as unsigned numbers, so that negative ones are too large."""
+        assert len(tokens) <= self._max_tokens, (
+            f"a step of {len(tokens)} tokens: this executor was built for {self._max_tokens}"
         )
-
-    def _check(self, row: Work) -> None:
-        assert len(row.tokens) > 0, f"{row.seq_id}: a row without tokens"
-        assert min(row.tokens) >= 0, f"{row.seq_id}: a negative token id"
-        assert max(row.tokens) < self._vocab, f"{row.seq_id}: a token id beyond the vocabulary"
-        if row.pad:
-            return
-        assert row.start + len(row.tokens) <= len(row.blocks) * self._block_size, f"{row.seq_id}: too few blocks"
-        assert 0 <= min(row.blocks) <= max(row.blocks) < self._num_blocks, f"{row.seq_id}: no such block"
+        assert drawing <= self._max_rows, f"{drawing} rows draw: this executor was built for {self._max_rows}"
+        assert np.frombuffer(tokens, dtype=np.uint32).max() < self._vocab, "a token id beyond the vocabulary"
+        assert np.frombuffer(blocks, dtype=np.uint32).max(initial=0) < self._num_blocks, "a block that is not there"
 
 
 def pad_blocks(tokens: int, block_size: int) -> int:

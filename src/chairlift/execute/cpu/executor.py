@@ -114,8 +114,9 @@ class CpuExecutor:
             threads=threads,
         )
         batch = Batch(
-            arena,
             pool.state,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
             vocab=description.vocab,
             num_blocks=num_blocks,
             block_size=block_size,

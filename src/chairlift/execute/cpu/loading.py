@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chairlift.core.errors import ModelError
 from chairlift.execute.cpu.arena import Widths
 from chairlift.execute.cpu.isa import Shape
-from chairlift.execute.cpu.memory import zeros
+from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import (
     ROW_PAD,
     Matrix,
@@ -83,7 +83,7 @@ class Loader:
         bias: NDArray[Any] | None = None
         for name, part in biases.items():
             if part is not None:
-                bias = zeros(width, np.float32) if bias is None else bias
+                bias = aligned(width, np.float32) if bias is None else bias
                 length = round_up(matrices[name].outputs, ROW_PAD)
                 bias[columns[name] : columns[name] + length] = part[:length]
         return (Product(pack(stacked(list(matrices.values())), self._shape), 0, bias),)
@@ -141,6 +141,6 @@ class Loader:
 
 
 def _padded(values: NDArray[np.float32], width: int) -> NDArray[Any]:
-    array = zeros(width, np.float32)
+    array = aligned(width, np.float32)
     array[: len(values)] = values
     return array

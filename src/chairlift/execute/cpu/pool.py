@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from chairlift.execute.cpu import words
-from chairlift.execute.cpu.memory import Words, aligned, zeros
+from chairlift.execute.cpu.memory import Words, aligned
 from chairlift.execute.cpu.native import Native
 
 SPINS = 2000
@@ -25,7 +25,7 @@ class Pool:
     def __init__(self, native: Native, *, threads: int, scratch_bytes: int) -> None:
         self.threads = threads
         self.state = Words(words.STATE)
-        self._sync = zeros(words.SYNC_BYTES, np.uint8)
+        self._sync = aligned(words.SYNC_BYTES, np.uint8)
         self._scratch = [aligned(scratch_bytes, np.uint8) for _ in range(threads)]
         self._entries = native.entries()
         self._native = native

@@ -15,7 +15,7 @@ from chairlift.execute.cpu.arena import Arena, Widths
 from chairlift.execute.cpu.formats import Floats
 from chairlift.execute.cpu.isa import Shape
 from chairlift.execute.cpu.kv import KVCache
-from chairlift.execute.cpu.memory import Words, float_word, zeros
+from chairlift.execute.cpu.memory import Words, aligned, float_word
 from chairlift.execute.cpu.operations import OPERATIONS
 from chairlift.execute.cpu.packing import Packed
 from chairlift.models.description import Description, Layer, Rope
@@ -158,7 +158,7 @@ class Program:
             add_stride=widths.stream,
             add_norm=0 if add_norm is None else _address(add_norm),
             weight=_address(weight),
-            select=_address(arena.last) if last else 0,
+            select=self._state.at("last") if last else 0,
             blocks=0 if _all_floats(readers) else _address(arena.blocks),
             floats=_address(arena.floats) if _any_floats(readers) else 0,
             floats_stride=widths.hidden,
@@ -245,8 +245,8 @@ class Program:
         self._rows.append(head | operands)
 
     def _encode(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        code = zeros(len(self._rows) * words.INSTRUCTION_WORDS, np.int64).reshape(len(self._rows), words.INSTRUCTION_WORDS)
-        counters = zeros(len(self._rows) * words.LINE, np.uint8)
+        code = aligned(len(self._rows) * words.INSTRUCTION_WORDS, np.int64).reshape(len(self._rows), words.INSTRUCTION_WORDS)
+        counters = aligned(len(self._rows) * words.LINE, np.uint8)
         for number, (kind, row) in enumerate(zip(self._kinds, self._rows, strict=True)):
             names = words.OPERANDS[kind]
             row["counter"] = counters.ctypes.data + number * words.LINE

@@ -36,7 +36,7 @@ TOTAL_WEIGHT_AT = TOTAL_LARGEST_AT + MAX_ROWS * 4
 TOTAL_MIXED_AT = TOTAL_WEIGHT_AT + MAX_ROWS * 4
 QUERIES_AT = TOTAL_MIXED_AT + MAX_ROWS * MAX_HEAD * 4
 PLACES_AT = QUERIES_AT + MAX_ROWS * 8
-SCRATCH_BYTES = PLACES_AT + CHUNK // LANES * 8
+SCRATCH_BYTES = PLACES_AT + 2 * (CHUNK // LANES) * 8
 
 
 class _Item:
@@ -141,7 +141,7 @@ def _segment(
     with f.loop((lowest // CHUNK) * CHUNK, end, CHUNK) as chunk:
         count = f.signed_min(end - chunk, f.whole(CHUNK))
         places = (count + (LANES - 1)) // LANES
-        _find_places(f, op, item, chunk, places)
+        _find_places(f, op, item, chunk)
         _by_rows(f, op, item, scores, places)
         with f.loop(0, item.rows) as row:
             here = item.position + row // op.queries_a_key
@@ -158,10 +158,13 @@ def _lowest(f: Function, op: Operands, item: _Item) -> Value:
     return f.signed_max(behind, item.floor)
 
 
-def _find_places(f: Function, op: Operands, item: _Item, chunk: Value, places: Value) -> None:
-    """Where the 16 positions of each place of the chunk lie in the cache, in elements from its start."""
-    with f.loop(0, places) as place:
-        position = chunk + place * LANES
+def _find_places(f: Function, op: Operands, item: _Item, chunk: Value) -> None:
+    """Where the 16 positions of each place of this chunk and the next lie in the cache, in elements from its start.
+
+    What lies behind the last position is a second name of it: nothing there is used, but it is asked for ahead of time.
+    """
+    with f.loop(0, 2 * (CHUNK // LANES)) as place:
+        position = f.signed_min(chunk + place * LANES, item.last)
         block = f.load(I32, item.block_table + (position // op.block_size) * 4).to(I64)
         sub = block * (op.block_size // LANES) + (position % op.block_size) // LANES
         f.store((sub * op.kv_heads + item.head) * (op.padded * LANES), op.scratch + PLACES_AT + place * 8)
@@ -189,13 +192,16 @@ _KERNEL = [I64] * 6
 def _scores(module: Module, target: Target, kv: str, rows: int) -> Function:
     """Products of `rows` queries with the keys of each place, element by element in ascending order."""
     f = module.function(f"scores_{kv}_{rows}", _KERNEL)
-    scratch, row, places, keys, _, padded = f.arguments
+    scratch, row, places, keys, values, padded = f.arguments
     size = 4 if kv == "f32" else 2
     queries = [f.load(I64, scratch + QUERIES_AT + (row + m) * 8) for m in range(rows)]
     with f.loop(0, places) as place:
-        at = keys + f.load(I64, scratch + PLACES_AT + place * 8) * size
+        start = f.load(I64, scratch + PLACES_AT + place * 8) * size
+        at = keys + start
         sums = [f.var(f.number(_V, 0.0)) for _ in range(rows)]
         with f.loop(0, padded, 4) as d:
+            for i in range(0, 4, 4 // size):
+                f.prefetch(values + start + (d + i) * (LANES * size))
             for i in range(4):
                 key = numbers.load_float(f, kv, LANES, at + (d + i) * (LANES * size), native=target.native_halves)
                 for query, total in zip(queries, sums, strict=True):
@@ -248,15 +254,18 @@ def _weigh(module: Module) -> Function:
 def _mix(module: Module, target: Target, kv: str, rows: int) -> Function:
     """Adds the values of a chunk by their weights, position by position in ascending order. `count` positions are read."""
     f = module.function(f"mix_{kv}_{rows}", _KERNEL)
-    scratch, row, count, _, values, padded = f.arguments
+    scratch, row, count, keys, values, padded = f.arguments
     size = 4 if kv == "f32" else 2
     weights = [scratch + SCORES_AT + (row + m) * (4 * CHUNK) for m in range(rows)]
     mixed = [scratch + MIXED_AT + (row + m) * (4 * MAX_HEAD) for m in range(rows)]
     with f.loop(0, padded, LANES) as d:
         sums = [f.var(f.load(_V, at + d * 4)) for at in mixed]
         with f.loop(0, count, LANES) as first:
-            start = values + (f.load(I64, scratch + PLACES_AT + first // LANES * 8) + d) * size
+            place = scratch + PLACES_AT + first // LANES * 8
+            start = values + (f.load(I64, place) + d) * size
+            ahead = keys + (f.load(I64, place + CHUNK // LANES * 8) + d) * size
             with f.loop(0, f.signed_min(count - first, f.whole(LANES))) as position:
+                f.prefetch(ahead + position * padded * size)
                 value = numbers.load_float(f, kv, LANES, start + position * padded * size, native=target.native_halves)
                 for weight, total in zip(weights, sums, strict=True):
                     share = f.load(F32, weight + (first + position) * 4).splat(LANES)

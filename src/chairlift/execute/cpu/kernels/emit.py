@@ -250,6 +250,12 @@ class Function:
         pointer = self.builder.inttoptr(address.ir, value.type.as_pointer())
         self.builder.store(value.ir, pointer, align=align or _width(value.type) // 8)
 
+    def prefetch(self, address: Value) -> None:
+        """Asks for a cache line that will be read soon. Any address will do, even one that is not there."""
+        pointer = Value(self, self.builder.inttoptr(address.ir, I8.as_pointer()))
+        how = [self.number(I32, value) for value in (0, 3, 1)]
+        self.intrinsic("llvm.prefetch.p0", VOID, pointer, *how)
+
     def load_acquire(self, address: Value) -> Value:
         return Value(self, self.builder.load_atomic(self.builder.inttoptr(address.ir, I64.as_pointer()), "acquire", 8))
 

@@ -11,6 +11,7 @@ from chairlift.execute.cpu.kernels import numbers
 from chairlift.execute.cpu.kernels.dots import Dots, Tile
 from chairlift.execute.cpu.kernels.emit import F32, I32, I64, Function, Module, Value, Variable, vector
 from chairlift.execute.cpu.kernels.work import Operands, claimed
+from chairlift.execute.cpu.words import LINE
 
 BLOCK = 48
 """Bytes of a group of activations: 32 8-bit integers, the step, step * sum, the sum, and the sum of the first half."""
@@ -18,6 +19,8 @@ STEP_AT, SCALED_SUM_AT, SUM_AT, HALF_SUM_AT = 32, 36, 40, 44
 
 ROW_BLOCK = 64
 """Rows that a strip meets before the next strip: their activations stay in the second-level cache."""
+PREFETCH_AHEAD = 3072
+"""Bytes of weights that are asked for ahead of their use."""
 UNROLL = 4
 """Inputs of a float product to one turn of the loop; packing pads to a multiple."""
 
@@ -121,6 +124,7 @@ def _groups(
     starts = [x + ld * m for m in range(rows)]
     with f.loop(0, groups) as g:
         at = weights + g * size
+        _prefetch(f, at + PREFETCH_AHEAD, size)
         blocks = [start + g * BLOCK for start in starts]
         steps = [f.load(F32, block + STEP_AT).splat(lanes) for block in blocks]
         for part in range(form.scales):
@@ -138,6 +142,12 @@ def _groups(
                 scaled_sum = f.load(F32, block + SCALED_SUM_AT).splat(lanes)
                 for j in range(vectors):
                     sums[m][j].value = f.fma(minima[j], scaled_sum, sums[m][j].value)
+
+
+def _prefetch(f: Function, address: Value, size: int) -> None:
+    """The processor's own prefetching ends at every page, which is but a few groups; this goes on, into the next strip too."""
+    for line in range(0, size, LINE):
+        f.prefetch(address + line)
 
 
 def _part_sums(f: Function, blocks: list[Value], form: Quantised, part: int) -> list[Value]:
@@ -170,6 +180,7 @@ def _floats(
     starts = [x + ld * m for m in range(rows)]
     with f.loop(0, groups) as g:
         at = weights + g * (UNROLL * vectors * size)
+        _prefetch(f, at + PREFETCH_AHEAD, UNROLL * vectors * size)
         inputs = [start + g * (4 * UNROLL) for start in starts]
         for k in range(UNROLL):
             row = [

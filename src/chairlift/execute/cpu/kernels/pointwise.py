@@ -85,13 +85,16 @@ def _outputs(f: Function, op: Operands, row: Value, width: Value) -> tuple[Value
 
 
 def add_norm(module: Module) -> str:
-    """x += add, or its norm if `add_norm` is given; then the norm of x, rounded. `select` names the rows, or 0 for all."""
+    """x += add, or its norm if `add_norm` is given; then the norm of x, rounded.
+
+    `select` is where the address of a list of rows stands, or 0 for all rows.
+    """
     f = module.function("norm", [I64, I64, I64], public=True)
     op = Operands(f, "norm")
     with claimed(f, op, f.load(I64, op.count)) as row:
         source = f.var(row)
         with f.when(op.select.differs(0)):
-            source.value = f.load(I64, op.select + row * 8)
+            source.value = f.load(I64, f.load(I64, op.select) + row * 8)
         x = op.x + source.value * (op.stride * 4)
         with f.when(op.add.differs(0)):
             _add(f, op, x, op.add + source.value * (op.add_stride * 4))
