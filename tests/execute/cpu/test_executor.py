@@ -80,6 +80,18 @@ class TestAgainstTheReference:
             logits = in_pieces(executor, tokens, [0, 1000, 2099, 2100], blocks)
             close(logits, reference(description, weights, tokens))
 
+    @pytest.mark.parametrize("window", [None, 1500])
+    def test_segments_computed_by_several_threads(self, window: int | None) -> None:
+        description = replace(PLAIN, layers=(Layer(Rope(10_000.0), window=window), Layer(Rope(10_000.0))))
+        weights, tokens = random_weights(description), random_tokens(3100)
+        blocks, edges = list(range(194)), [*range(0, 3100, 512), 3099, 3100]
+        logits: list[NDArray[np.float32]] = []
+        for threads in (1, 2):
+            options = CpuOptions(threads=threads)
+            with cpu_executor(description, weights, num_blocks=194, options=options) as executor:
+                logits.append(in_pieces(executor, tokens, edges, blocks))
+        same(logits[0], logits[1])
+
     def test_many_rows_at_once(self) -> None:
         weights = random_weights(PLAIN)
         texts = [random_tokens(length, seed=length) for length in range(1, 17)]

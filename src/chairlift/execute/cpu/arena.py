@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import ROW_PAD, round_up
+from chairlift.execute.cpu.words import LINE
 from chairlift.models.description import Description
 
 ACTIVATION_BLOCK = 48
@@ -72,10 +73,13 @@ class Arena:
     out: NDArray[Any]
     blocks: NDArray[Any]
     floats: NDArray[Any]
+    partials: NDArray[Any]
     logits: NDArray[Any]
 
     @classmethod
-    def of(cls, widths: Widths, *, tokens: int, rows: int) -> "Arena":
+    def of(cls, description: Description, widths: Widths, *, tokens: int, rows: int, partials: int) -> "Arena":
+        """`partials` are the segments of attention that can wait to be joined."""
+        head_bytes = description.heads // description.kv_heads * (widths.head + HEAD_PAD) * 4 + LINE
         widest = max(widths.hidden, widths.mixed, widths.mlp)
         return cls(
             stream=aligned(tokens * widths.stream, np.float32),
@@ -85,5 +89,6 @@ class Arena:
             out=aligned(tokens * widths.stream, np.float32),
             blocks=aligned(tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
             floats=aligned(tokens * widest, np.float32),
+            partials=aligned(partials * description.kv_heads * head_bytes, np.uint8),
             logits=aligned(rows * widths.vocab, np.float32).reshape(rows, widths.vocab),
         )

@@ -17,6 +17,10 @@ SEGMENT = 1024
 """Positions of a segment of attention (`kernels.attention`)."""
 MAX_ROWS = 32
 """Queries of a piece of attention, all heads counted."""
+MAX_PARTIALS = 128
+"""Segments in one step that can be computed apart and joined."""
+PIECES_A_THREAD = 4
+"""With fewer pieces of attention than this, long contexts are split."""
 
 
 class Batch:
@@ -34,12 +38,15 @@ class Batch:
         vocab: int,
         num_blocks: int,
         block_size: int,
-        queries_a_key: int,
+        heads: int,
+        kv_heads: int,
+        threads: int,
     ) -> None:
         self._state = state
         self._max_tokens, self._max_rows = max_tokens, max_rows
         self._vocab, self._num_blocks, self._block_size = vocab, num_blocks, block_size
-        self._tile = max(1, MAX_ROWS // queries_a_key)
+        self._tile = max(1, MAX_ROWS // (heads // kv_heads))
+        self._few = -(-PIECES_A_THREAD * threads // kv_heads) if threads > 1 else 0
         self._pad_blocks = array("i", range(num_blocks, num_blocks + pad_blocks(max_tokens, block_size)))
         self._arrays: dict[str, array[int]] = {}
         self.draws = Draws((), vocab=vocab)
@@ -67,8 +74,10 @@ class Batch:
             if row.draws and not row.pad:
                 last.append(len(tokens) - 1)
         self._check(tokens, tables[pads:], len(last))
+        if len(items) < self._few:
+            items = _by_segment(items)
         # The longest first, so that no thread begins one when the others are through.
-        items.sort(key=lambda item: (item[1] + item[2]) * item[2], reverse=True)
+        items.sort(key=lambda item: item[5] * item[2], reverse=True)
         flat = array("q")
         for item in items:
             flat.extend(item)
@@ -105,7 +114,7 @@ class Batch:
             tokens = min(self._tile, count - first)
             position = start + first
             segments = (position + tokens - 1) // SEGMENT + 1
-            items.append((token + first, position, tokens, table, 0, segments, -1, 0))
+            items.append((token + first, position, tokens, table, 0, segments, -1, segments))
 
     def _check(self, tokens: "array[int]", blocks: "array[int]", drawing: int) -> None:
         """Read as unsigned numbers, so that negative ones are too large."""
@@ -115,6 +124,20 @@ class Batch:
         assert drawing <= self._max_rows, f"{drawing} rows draw: this executor was built for {self._max_rows}"
         assert np.frombuffer(tokens, dtype=np.uint32).max() < self._vocab, "a token id beyond the vocabulary"
         assert np.frombuffer(blocks, dtype=np.uint32).max(initial=0) < self._num_blocks, "a block that is not there"
+
+
+def _by_segment(items: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Single positions with more than one segment, cut into their segments as far as there is room for the parts."""
+    cut: list[tuple[int, ...]] = []
+    used = 0
+    for item in items:
+        token, position, tokens, table, _, segments, _, _ = item
+        if tokens > 1 or segments == 1 or used + segments > MAX_PARTIALS:
+            cut.append(item)
+            continue
+        cut.extend((token, position, 1, table, segment, 1, used, segments) for segment in range(segments))
+        used += segments
+    return cut
 
 
 def pad_blocks(tokens: int, block_size: int) -> int:

@@ -16,7 +16,7 @@ from chairlift.core.errors import ConfigError
 from chairlift.core.types import Plan, Result, Row, Work
 from chairlift.execute.cpu import native
 from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
-from chairlift.execute.cpu.batch import Batch, pad_blocks
+from chairlift.execute.cpu.batch import MAX_PARTIALS, Batch, pad_blocks
 from chairlift.execute.cpu.isa import SHAPES, choose
 from chairlift.execute.cpu.kv import PLACE, KVCache
 from chairlift.execute.cpu.loading import Loader, Quantization
@@ -94,7 +94,7 @@ class CpuExecutor:
         threads = options.threads or default_threads(affinity=len(os.sched_getaffinity(0)))
         pool = Pool(code, threads=threads, scratch_bytes=scratch_bytes(description.vocab))
         widths = Widths.of(description)
-        arena = Arena.of(widths, tokens=max_tokens, rows=max_rows)
+        arena = Arena.of(description, widths, tokens=max_tokens, rows=max_rows, partials=MAX_PARTIALS)
         kv = KVCache(
             layers=len(description.layers),
             num_blocks=num_blocks + pad_blocks(max_tokens, block_size),
@@ -120,7 +120,9 @@ class CpuExecutor:
             vocab=description.vocab,
             num_blocks=num_blocks,
             block_size=block_size,
-            queries_a_key=description.heads // description.kv_heads,
+            heads=description.heads,
+            kv_heads=description.kv_heads,
+            threads=threads,
         )
         return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch)
 

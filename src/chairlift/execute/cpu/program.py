@@ -75,7 +75,7 @@ class Program:
         self._turns: dict[Rope, list[int]] = {}
         self._build()
         self._code, self._counters = self._encode()
-        state.set(program=self._code.ctypes.data, instructions=len(self._rows))
+        state.set(partials=_address(arena.partials), program=self._code.ctypes.data, instructions=len(self._rows))
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -32,6 +32,7 @@ STATE = (
     "sync",
     "barrier_base",
     "spins",
+    "partials",
     "row_draws",
     "draws",
     "answers",
@@ -101,18 +102,17 @@ OPERANDS = {
         "block_size",
         "queries_a_key",
     ),
-    "merge": (*HEAD, "heads", "padded", "out", "out_stride", "window"),
     "activate": (*HEAD, "gate", "up", "stride", "width", "blocks", "floats", "floats_stride"),
     "quantise": (*HEAD, "input", "stride", "width", "blocks"),
     "sample": (*HEAD, "logits", "stride", "vocab"),
 }
 """What each kind of instruction says after its head."""
 
-WORK_ITEM = ("token", "position", "tokens", "table", "first", "segments", "partial", "floor")
+WORK_ITEM = ("token", "position", "tokens", "table", "first", "segments", "partial", "parts")
 """A piece of attention: `tokens` query positions from `position` on, whose queries begin at row `token`.
 
 `table` is where its blocks begin in the list of all block numbers. The segments from `first` to `first + segments - 1` are
-read; `partial` is the place of a result that is yet to be joined with others, or -1. Positions below `floor` are not seen.
+read. `partial` is -1, or the place of the first of `parts` results that are to be joined: one for each segment of a position.
 """
 
 DRAW = ("row", "temperature", "top_k", "top_p", "min_p", "key", "banned", "banned_count")

@@ -11,7 +11,7 @@ from chairlift.execute.cpu.kernels import numbers
 from chairlift.execute.cpu.kernels.emit import F32, I32, I64, Function, Module, Value, vector
 from chairlift.execute.cpu.kernels.gemm import Target
 from chairlift.execute.cpu.kernels.work import Operands, claimed
-from chairlift.execute.cpu.words import WORK_ITEM
+from chairlift.execute.cpu.words import LINE, WORK_ITEM
 
 LANES = 16
 """Positions whose keys lie side by side."""
@@ -57,7 +57,7 @@ class _Item:
     first: Value
     segments: Value
     partial: Value
-    floor: Value
+    parts: Value
 
 
 def add_attention(module: Module, target: Target, kinds: Sequence[str]) -> list[str]:
@@ -81,10 +81,45 @@ def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Func
         with f.loop(first, item.first + item.segments) as segment:
             _segment(f, op, item, segment, scores, mix, weigh)
             with f.loop(0, item.rows) as row:
-                f.call(join.ir, *_parts(op.scratch, row), *_totals(op.scratch, row), op.padded)
-        _finish(f, op, item)
+                largest, weights, mixed = _parts(op.scratch, row)
+                f.store(f.fold(f.load(_V, weights), lambda a, b: a + b), weights)
+                f.call(join.ir, largest, weights, mixed, *_totals(op.scratch, row), op.padded)
+        with f.either(item.partial < 0) as (whole, part):
+            with whole:
+                _finish(f, op, item)
+            with part:
+                _share(f, op, item, join)
     f.ret()
     return name
+
+
+def _share(f: Function, op: Operands, item: _Item, join: Function) -> None:
+    """Leaves a segment for whoever is the last: that thread joins them all, in ascending order."""
+    with f.loop(0, item.rows) as row:
+        largest, weight, mixed = _totals(op.scratch, row)
+        kept_largest, kept_weight, kept_mixed = _shared(op, item, item.first, row)
+        f.store(f.load(F32, largest), kept_largest)
+        f.store(f.load(F32, weight), kept_weight)
+        with f.loop(0, op.padded, LANES) as d:
+            f.store(f.load(_V, mixed + d * 4), kept_mixed + d * 4)
+    arrived = _slot(op, item, f.whole(0))
+    with f.when((f.fetch_add(arrived, f.whole(1)) + 1).equals(item.parts)):
+        f.store(f.whole(0), arrived)
+        _clear_totals(f, op, item)
+        with f.loop(0, item.parts) as segment, f.loop(0, item.rows) as row:
+            f.call(join.ir, *_shared(op, item, segment, row), *_totals(op.scratch, row), op.padded)
+        _finish(f, op, item)
+
+
+def _slot(op: Operands, item: _Item, segment: Value) -> Value:
+    """Where a segment of this head is left: a cache line for the counter of those that have come, then the rows."""
+    number = (item.partial + segment) * op.kv_heads + item.head
+    return op.state("partials") + number * (op.queries_a_key * (op.padded + LANES) * 4 + LINE)
+
+
+def _shared(op: Operands, item: _Item, segment: Value, row: Value) -> tuple[Value, Value, Value]:
+    at = _slot(op, item, segment) + LINE + row * ((op.padded + LANES) * 4)
+    return at, at + 4, at + 4 * LANES
 
 
 def _parts(scratch: Value, row: Value) -> tuple[Value, Value, Value]:
@@ -145,8 +180,7 @@ def _segment(
         _by_rows(f, op, item, scores, places)
         with f.loop(0, item.rows) as row:
             here = item.position + row // op.queries_a_key
-            seen = f.select(op.window.equals(0), f.whole(0), here - op.window + 1)
-            low = f.signed_max(seen, item.floor) - chunk
+            low = f.select(op.window.equals(0), f.whole(0), here - op.window + 1) - chunk
             at = op.scratch + SCORES_AT + row * (4 * CHUNK)
             f.call(weigh.ir, at, places, low, here - chunk, *_parts(op.scratch, row), op.padded)
         _by_rows(f, op, item, mix, count)
@@ -155,7 +189,7 @@ def _segment(
 def _lowest(f: Function, op: Operands, item: _Item) -> Value:
     """The first position that the first query sees."""
     behind = f.select(op.window.equals(0), f.whole(0), item.position - op.window + 1)
-    return f.signed_max(behind, item.floor)
+    return f.signed_max(behind, f.whole(0))
 
 
 def _find_places(f: Function, op: Operands, item: _Item, chunk: Value) -> None:
@@ -277,10 +311,10 @@ def _mix(module: Module, target: Target, kv: str, rows: int) -> Function:
 
 
 def _join(module: Module) -> Function:
-    """Adds a segment to what came before it: (largest, weights, mixed) into (largest, weight, mixed); (…, padded)."""
+    """Adds a segment to what came before it: (largest, weight, mixed, the same of the total, padded)."""
     f = module.function("join", [I64] * 7)
-    largest_at, weights_at, mixed, total_largest_at, total_weight_at, total_mixed, padded = f.arguments
-    weight = f.fold(f.load(_V, weights_at), lambda a, b: a + b)
+    largest_at, weight_at, mixed, total_largest_at, total_weight_at, total_mixed, padded = f.arguments
+    weight = f.load(F32, weight_at)
     here, before = f.load(F32, largest_at), f.load(F32, total_largest_at)
     after = f.larger(before, here)
     old, new = numbers.exp(f, before - after), numbers.exp(f, here - after)
