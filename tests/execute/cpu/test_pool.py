@@ -55,9 +55,9 @@ def test_closing_twice_is_allowed() -> None:
 
 
 def test_many_steps_in_a_row_never_hang() -> None:
-    with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=4)) as executor:
+    with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=3)) as executor:
         first = executor.logits([row([1, 2, 3], [0])])
-        for _ in range(300):
+        for _ in range(50):
             assert np.array_equal(executor.logits([row([1, 2, 3], [0])]), first)
 
 
