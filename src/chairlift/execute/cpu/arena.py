@@ -1,0 +1,94 @@
+"""The memory that a step works in, made once for the largest step there can be.
+
+Knows sizes; knows nothing of instructions. Everything starts as zeros where padding is read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.execute.cpu.memory import aligned
+from chairlift.execute.cpu.packing import ROW_PAD, round_up
+from chairlift.execute.cpu.words import LINE
+from chairlift.models.description import Description
+
+ACTIVATION_BLOCK = 48
+"""Bytes of 32 rounded activations with their step and sums (`kernels.gemm`)."""
+HEAD_PAD = 16
+SCRATCH_BYTES = 1 << 18
+SCRATCH_BYTES_A_TOKEN = 16
+"""What a thread keeps for itself: attention in progress, or scores and weights of all ids while it draws."""
+
+
+def scratch_bytes(vocab: int) -> int:
+    return SCRATCH_BYTES + SCRATCH_BYTES_A_TOKEN * vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Row lengths in elements. Inputs of products are padded to 32, outputs to `ROW_PAD`, heads to 16."""
+
+    hidden: int
+    stream: int
+    head: int
+    queries: int
+    key_at: int
+    value_at: int
+    qkv: int
+    mixed: int
+    mlp: int
+    up_at: int
+    vocab: int
+
+    @classmethod
+    def of(cls, description: Description) -> "Widths":
+        head = round_up(description.head_dim, HEAD_PAD)
+        queries = round_up(description.heads * head, ROW_PAD)
+        keys = round_up(description.kv_heads * head, ROW_PAD)
+        return cls(
+            hidden=round_up(description.hidden, 32),
+            stream=round_up(description.hidden, ROW_PAD),
+            head=head,
+            queries=description.heads * head,
+            key_at=queries,
+            value_at=queries + keys,
+            qkv=queries + 2 * keys,
+            mixed=round_up(description.heads * head, 32),
+            mlp=round_up(description.mlp, 32),
+            up_at=round_up(description.mlp, ROW_PAD),
+            vocab=round_up(description.vocab, ROW_PAD),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Buffers for at most `tokens` tokens and `rows` rows of logits."""
+
+    stream: NDArray[Any]
+    qkv: NDArray[Any]
+    mixed: NDArray[Any]
+    wide: NDArray[Any]
+    out: NDArray[Any]
+    blocks: NDArray[Any]
+    floats: NDArray[Any]
+    partials: NDArray[Any]
+    logits: NDArray[Any]
+
+    @classmethod
+    def of(cls, description: Description, widths: Widths, *, tokens: int, rows: int, partials: int) -> "Arena":
+        """`partials` are the segments of attention that can wait to be joined."""
+        head_bytes = description.heads // description.kv_heads * (widths.head + HEAD_PAD) * 4 + LINE
+        widest = max(widths.hidden, widths.mixed, widths.mlp)
+        return cls(
+            stream=aligned(tokens * widths.stream, np.float32),
+            qkv=aligned(tokens * widths.qkv, np.float32),
+            mixed=aligned(tokens * widths.mixed, np.float32),
+            wide=aligned(tokens * 2 * widths.up_at, np.float32),
+            out=aligned(tokens * widths.stream, np.float32),
+            blocks=aligned(tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
+            floats=aligned(tokens * widest, np.float32),
+            partials=aligned(partials * description.kv_heads * head_bytes, np.uint8),
+            logits=aligned(rows * widths.vocab, np.float32).reshape(rows, widths.vocab),
+        )

@@ -1,0 +1,79 @@
+"""The threads that compute a step: Python threads that enter machine code once and wait there for work.
+
+Knows threads and the words they wait on; knows nothing of programs. The thread that calls `run` takes part, so a pool of one
+has no threads of its own.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from chairlift.execute.cpu import words
+from chairlift.execute.cpu.memory import Words, aligned
+from chairlift.execute.cpu.native import Native
+
+SPINS = 2000
+"""Turns of the loop in which a thread waits for the others before it gives its core away."""
+
+
+class Pool:
+    """Runs steps on `threads` threads. One caller at a time; `close` ends the workers and joins them."""
+
+    def __init__(self, native: Native, *, threads: int, scratch_bytes: int) -> None:
+        self.threads = threads
+        self.state = Words(words.STATE)
+        self._sync = aligned(words.SYNC_BYTES, np.uint8)
+        self._scratch = [aligned(scratch_bytes, np.uint8) for _ in range(threads)]
+        self._entries = native.entries()
+        self._native = native
+        self._owner = os.getpid()
+        self._run: Callable[..., None] = self._entries["run_step"]
+        self.state.set(threads=threads, spins=SPINS, sync=self._sync.ctypes.data)
+        self._entries["prepare"](self._sync.ctypes.data)
+        self._workers = [
+            threading.Thread(target=self._work, args=(number,), name=f"chairlift-{number}", daemon=True)
+            for number in range(1, threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def run(self) -> None:
+        """Computes the program that the state describes; returns when all of it is done."""
+        assert os.getpid() == self._owner, "the threads of this pool stayed in the process that forked"
+        self._run(self.state.address, self._scratch[0].ctypes.data)
+
+    def close(self) -> None:
+        if not self._workers or os.getpid() != self._owner:
+            return
+        self._entries["stop_workers"](self.state.address)
+        for worker in self._workers:
+            worker.join()
+        self._workers = []
+
+    def _work(self, number: int) -> None:
+        self._entries["run_worker"](self.state.address, self._scratch[number].ctypes.data, number)
+
+
+def default_threads(*, affinity: int, root: Path = Path("/")) -> int:
+    """As many as processors may be used (`affinity`), or fewer if a control group (v2, v1) grants less time; at least one."""
+    quota = _quota(root)
+    return max(1, affinity if quota is None else min(affinity, quota))
+
+
+def _quota(root: Path) -> int | None:
+    """Whole processors that the control group grants, or None without a limit."""
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, period = (group / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) // int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int((group / "cpu/cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu/cpu.cfs_period_us").read_text())
+        return None if limit <= 0 else limit // period
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,119 @@
+"""The shape of what Python and the machine code tell each other: arrays of 64-bit words, addressed by name.
+
+Knows the names and their order, nothing of what is done with them. Both sides import this, so they cannot disagree.
+"""
+
+WORD = 8
+LINE = 64
+"""Bytes of a cache line: words that several threads write to lie this far apart."""
+
+INSTRUCTION_WORDS = 32
+
+HEAD = ("opcode", "barrier", "counter", "count")
+"""Every instruction begins with these.
+
+`barrier`: all threads meet after it. `counter`: the address of the word from which threads claim work. `count`: the address of
+the word that says how many rows there are.
+"""
+
+STATE = (
+    "program",
+    "instructions",
+    "threads",
+    "tokens",
+    "drawing",
+    "items",
+    "token_ids",
+    "positions",
+    "slots",
+    "last",
+    "work",
+    "tables",
+    "sync",
+    "barrier_base",
+    "spins",
+    "partials",
+    "row_draws",
+    "draws",
+    "answers",
+)
+"""One per executor.
+
+`tokens`, `drawing` and `items` are the sizes of a step, `token_ids` to `tables` and `row_draws` to `answers` its arrays.
+"""
+
+SYNC_OFFSETS = {"epoch": 0, "stop": 64, "arrived": 128, "mutex": 256, "condition": 512}
+"""Where the words lie that threads wait on, in bytes: on cache lines of their own."""
+SYNC_BYTES = 1024
+
+OPERANDS = {
+    "embed": (*HEAD, "weights", "groups", "out", "stride", "scale"),
+    "gemm": (*HEAD, "input", "weights", "groups", "strips", "chunk", "out", "stride", "bias"),
+    "norm": (
+        *HEAD,
+        "x",
+        "stride",
+        "width",
+        "padded",
+        "epsilon",
+        "add",
+        "add_stride",
+        "add_norm",
+        "weight",
+        "select",
+        "blocks",
+        "floats",
+        "floats_stride",
+    ),
+    "rotary": (
+        *HEAD,
+        "qkv",
+        "stride",
+        "key_at",
+        "value_at",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "padded",
+        "scale",
+        "epsilon",
+        "query_norm",
+        "key_norm",
+        "turns",
+        "keys",
+        "values",
+        "key_scales",
+        "value_scales",
+    ),
+    "attend": (
+        *HEAD,
+        "queries",
+        "stride",
+        "heads",
+        "kv_heads",
+        "padded",
+        "keys",
+        "values",
+        "key_scales",
+        "value_scales",
+        "window",
+        "out",
+        "out_stride",
+        "block_size",
+        "queries_a_key",
+    ),
+    "activate": (*HEAD, "gate", "up", "stride", "width", "blocks", "floats", "floats_stride"),
+    "quantise": (*HEAD, "input", "stride", "width", "blocks"),
+    "sample": (*HEAD, "logits", "stride", "vocab"),
+}
+"""What each kind of instruction says after its head."""
+
+WORK_ITEM = ("token", "position", "tokens", "table", "first", "segments", "partial", "parts")
+"""A piece of attention: `tokens` query positions from `position` on, whose queries begin at row `token`.
+
+`table` is where its blocks begin in the list of all block numbers. The segments from `first` to `first + segments - 1` are
+read. `partial` is -1, or the place of the first of `parts` results that are to be joined: one for each segment of a position.
+"""
+
+DRAW = ("row", "temperature", "top_k", "top_p", "min_p", "key", "banned", "banned_count")
+"""One draw: which row of the logits, how, and with what noise. Temperature and the two after top-k are float64 bits."""

@@ -1,0 +1,132 @@
+"""Draws in machine code against `execute.sampler`: the same tokens from the same logits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from native_kernels import HOST_ISAS, Bench, kernels
+from numpy.typing import NDArray
+
+from chairlift.core.types import Draw, Sampling
+from chairlift.execute import sampler
+from chairlift.execute.cpu.draws import Draws
+from chairlift.execute.cpu.memory import aligned
+from chairlift.execute.cpu.packing import round_up
+
+BROKEN = -1
+
+
+def drawn(logits: NDArray[np.float32], rows: Sequence[Sequence[Draw]]) -> list[int]:
+    """Tokens for the draws of rows of logits [rows, vocab]."""
+    count, vocab = logits.shape
+    width = round_up(vocab, 64)
+    padded = aligned(count * width, np.float32).reshape(count, width)
+    padded[:, :vocab] = logits
+    draws = Draws(rows, vocab=vocab)
+    state = {"draws": draws.words, "row_draws": draws.bounds, "answers": draws.answers}
+    Bench(kernels(HOST_ISAS[0])).run("sample", "sample", count=count, state=state, logits=padded, stride=width, vocab=vocab)
+    assert padded[:, :vocab].tobytes() == logits.tobytes()
+    return draws.answers.tolist()
+
+
+def one(logits: NDArray[np.float32], wanted: Draw) -> int:
+    return drawn(logits[None], [[wanted]])[0]
+
+
+def random_logits(vocab: int, seed: int = 1) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal(vocab) * 3).astype(np.float32)
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-3, 0.3, 0.7, 1.0, 1.5, 50.0]),
+    top_k=st.sampled_from([0, 1, 2, 3, 10, 1000]),
+    top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.99)),
+    seed=st.integers(0, (1 << 64) - 1),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), sampling=samplings, choice=st.integers(0, 3), position=st.integers(0, 1000))
+def test_a_draw_is_that_of_the_sampler(data: st.DataObject, sampling: Sampling, choice: int, position: int) -> None:
+    grid = st.integers(-12, 12).map(lambda number: number / 4)  # coarse, so that there are ties
+    logits = np.array(data.draw(st.lists(grid, min_size=2, max_size=40)), dtype=np.float32)
+    banned = data.draw(st.frozensets(st.integers(0, len(logits) + 3), max_size=len(logits) - 1))
+    assume(len([token for token in banned if token < len(logits)]) < len(logits))
+    wanted = Draw(choice, position, sampling, banned)
+    assert one(logits, wanted) == sampler.draw(logits, wanted)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0),
+        Sampling(),
+        Sampling(temperature=0.7, top_k=50),
+        Sampling(temperature=0.6, top_p=0.9),
+        Sampling(temperature=2.0, top_p=0.999),
+        Sampling(min_p=0.05),
+        Sampling(temperature=1.3, top_k=5000, top_p=0.95, min_p=0.001),
+        Sampling(temperature=1e-30),
+        Sampling(temperature=1e30, top_k=7),
+    ],
+    ids=repr,
+)
+def test_a_large_vocabulary_equals_the_sampler(sampling: Sampling) -> None:
+    logits = random_logits(20_011)
+    draws = [Draw(0, position, sampling) for position in range(40)]
+    assert drawn(logits[None], [draws]) == [sampler.draw(logits, draw) for draw in draws]
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5])
+def test_nothing_but_ties(value: float) -> None:
+    logits = np.full(300, value, dtype=np.float32)
+    draws = [Draw(0, position, Sampling(top_p=0.305)) for position in range(100)]
+    tokens = drawn(logits[None], [draws])
+    assert tokens == [sampler.draw(logits, draw) for draw in draws]
+    assert max(tokens) < 92
+
+
+def test_both_zeros_are_ties() -> None:
+    logits = np.array([-0.0, 0.0, -0.0, 0.0], dtype=np.float32)
+    draws = [Draw(0, position, Sampling(top_k=2)) for position in range(50)]
+    assert set(drawn(logits[None], [draws])) == {0, 1}
+
+
+def test_the_lowest_id_wins_among_equals() -> None:
+    logits = random_logits(1000)
+    logits[[700, 333, 901]] = 50
+    assert one(logits, Draw(0, 0, Sampling(temperature=0))) == 333
+
+
+def test_rows_are_told_apart() -> None:
+    logits = np.stack([random_logits(500, seed) for seed in range(5)])
+    rows = [[Draw(choice, 3, Sampling(seed=9)) for choice in range(count)] for count in (1, 0, 3, 2, 1)]
+    expected = [sampler.draw(row, draw) for row, draws in zip(logits, rows, strict=True) for draw in draws]
+    assert drawn(logits, rows) == expected
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 57, 499])
+def test_a_row_that_is_not_finite_is_reported(value: float, place: int) -> None:
+    logits = np.stack([random_logits(500, 1), random_logits(500, 2)])
+    logits[0, place] = value
+    answers = drawn(logits, [[Draw(0, 0, Sampling())] * 2, [Draw(0, 0, Sampling(temperature=0))]])
+    assert answers[:2] == [BROKEN, BROKEN]
+    assert answers[2] >= 0
+
+
+def test_everything_banned_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError):
+        one(random_logits(4), Draw(0, 0, Sampling(), frozenset(range(4))))
+
+
+def test_every_choice_has_noise_of_its_own() -> None:
+    logits = random_logits(5000)
+    sampling = Sampling(temperature=3.0)
+    draws = [Draw(choice, 0, replace(sampling, seed=seed)) for choice in range(4) for seed in range(5)]
+    assert drawn(logits[None], [draws]) == [sampler.draw(logits, draw) for draw in draws]

@@ -1,0 +1,49 @@
+"""CPU executors over small decoders, and ways to run a text through one in pieces."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+from native_kernels import OBJECTS
+from numpy.typing import NDArray
+from tiny_decoders import row
+
+from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions
+from chairlift.models.description import Description, Weights
+
+CPU_BLOCK = 16
+
+
+@contextmanager
+def cpu_executor(
+    description: Description,
+    weights: Weights,
+    *,
+    num_blocks: int = 40,
+    block_size: int = CPU_BLOCK,
+    max_tokens: int = 512,
+    max_rows: int = 16,
+    options: CpuOptions | None = None,
+) -> Iterator[CpuExecutor]:
+    """One thread unless `options` ask for more; closed at the end."""
+    executor = CpuExecutor.load(
+        description,
+        weights,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+        options=options or CpuOptions(threads=1),
+        cache=OBJECTS,
+    )
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def in_pieces(executor: CpuExecutor, tokens: Sequence[int], edges: Sequence[int], blocks: Sequence[int]) -> NDArray[np.float32]:
+    """Logits [vocab] after a text that is computed in several steps."""
+    steps = [executor.logits([row(tokens[start:end], blocks, start=start)]) for start, end in pairwise(edges)]
+    return steps[-1][0]
