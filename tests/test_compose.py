@@ -71,7 +71,7 @@ def test_parameters_are_counted_over_all_tensors() -> None:
 def test_a_broken_chat_template_is_found_before_the_weights_are_read() -> None:
     model = Model("broken", PLAIN, NoWeights(), source(template="{% if %}"), {}, "F32", lambda: None)
     with pytest.raises(TemplateError, match="broken"):
-        build(model, fit(PLAIN, EngineOptions(), free_bytes=GIB), progress=Silent())
+        build(model, fit(PLAIN, EngineOptions(), free_bytes=GIB), EngineOptions(), progress=Silent())
 
 
 @pytest.mark.parametrize(("content", "reason"), [(b"\xff", "UTF-8"), (b"x" * (MIB + 1), "at most")])

@@ -4,8 +4,8 @@ Knows what a model needs of the memory that there is; knows neither HTTP nor ter
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from chairlift.text import tokenizer as tokenizers
 from chairlift.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
 
-EXECUTOR = "reference (NumPy, float32)"
+EXECUTORS: Mapping[str, str] = {
+    "reference": "reference (NumPy, float32)",
+    "cpu": "cpu (machine code, 8-bit activations)",
+}
+"""What computes, by the names of `--executor`."""
 FLOAT32_BYTES = 4
 
 MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
@@ -47,6 +51,9 @@ class EngineOptions:
     enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
     preset: str = DEFAULTS.preset
     batch_wait_s: float = DEFAULTS.batch_wait_s
+    executor: str = "reference"
+    threads: int | None = None
+    """Of the executor `cpu`; the other one leaves it to NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class Engine:
     model: Model
     fit: Fit
     executor: Executor
+    computes: str
+    """The executor in words."""
     tokenizer: Tokenizer
     template: ChatTemplate
 
@@ -116,13 +125,16 @@ def fit(description: Description, options: EngineOptions, *, free_bytes: int) ->
 
 def check_options(options: EngineOptions) -> None:
     """ConfigError for settings that cannot work with any model: to be found before one is fetched."""
+    if options.executor not in EXECUTORS:
+        raise ConfigError(f"there is no executor {options.executor!r}; there are {', '.join(EXECUTORS)}")
     least = options.max_model_len or 2
     presets.preset(_config(options, max_model_len=least, num_blocks=least))
 
 
 def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:
-    settings: dict[str, Any] = asdict(options) | {"max_model_len": max_model_len, "num_blocks": num_blocks}
-    del settings["kv_cache_memory_bytes"]  # has become a number of blocks
+    known = {field.name for field in fields(EngineConfig)}
+    settings: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in known}
+    settings |= {"max_model_len": max_model_len, "num_blocks": num_blocks}
     return EngineConfig(**settings)
 
 
@@ -134,24 +146,48 @@ def load(spec: str, options: EngineOptions, *, sources: Sources, free_bytes: int
     model = registry.load(spec, sources)
     if template is not None:
         model = replace(model, tokenizer=replace(model.tokenizer, templates={"default": template}))
-    return build(model, fit(model.description, options, free_bytes=free_bytes), progress=sources.progress)
+    fitted = fit(model.description, options, free_bytes=free_bytes)
+    return build(model, fitted, options, progress=sources.progress, kernels=sources.cache / "kernels")
 
 
-def build(model: Model, fit: Fit, *, progress: Progress) -> Engine:
-    """Reads the weights and puts the parts together. Raises ModelError, and TemplateError for a broken chat template."""
+def build(model: Model, fit: Fit, options: EngineOptions, *, progress: Progress, kernels: Path | None = None) -> Engine:
+    """Reads the weights and puts the parts together. Raises ModelError, and TemplateError for a broken chat template.
+
+    `kernels` is where compiled code is kept.
+    """
     tokenizer, template = speech(model)
     progress.start(f"Loading {model.name}", fit.weight_bytes)
     try:
-        executor = ReferenceExecutor.load(
-            model.description,
-            model.weights,
-            num_blocks=fit.config.num_blocks,
-            block_size=fit.config.block_size,
-            on_tensor=_in_bytes(progress, fit.weight_bytes),
-        )
+        executor = _executor(model, fit.config, options, kernels, _in_bytes(progress, fit.weight_bytes))
     finally:
         progress.done()
-    return Engine(model, fit, executor, tokenizer, template)
+    return Engine(model, fit, executor, EXECUTORS[options.executor], tokenizer, template)
+
+
+def _executor(
+    model: Model, config: EngineConfig, options: EngineOptions, kernels: Path | None, on_tensor: Callable[[int, int], None]
+) -> Executor:
+    if options.executor == "reference":
+        return ReferenceExecutor.load(
+            model.description,
+            model.weights,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            on_tensor=on_tensor,
+        )
+    from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions  # LLVM takes a moment to load
+
+    return CpuExecutor.load(
+        model.description,
+        model.weights,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_tokens=config.max_num_batched_tokens,
+        max_rows=config.max_num_seqs,
+        options=CpuOptions(threads=options.threads),
+        cache=kernels,
+        on_tensor=on_tensor,
+    )
 
 
 def speech(model: Model) -> tuple[Tokenizer, ChatTemplate]:

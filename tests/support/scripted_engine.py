@@ -28,4 +28,4 @@ def scripted(next_token: Callable[[tuple[int, ...]], int] = letters, *, template
     sizes = fit(PLAIN, EngineOptions(max_num_seqs=1), free_bytes=2**30)
     executor = ShadowExecutor(sizes.config.num_blocks, sizes.config.block_size, next_token)
     model = Model("scripted", PLAIN, NoWeights(), text, {}, "F32", lambda: None)
-    return Engine(model, sizes, executor, tokenizer, ChatTemplate(text, tokenizer))
+    return Engine(model, sizes, executor, "scripted", tokenizer, ChatTemplate(text, tokenizer))

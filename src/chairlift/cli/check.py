@@ -50,7 +50,7 @@ def check(
 
 
 def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
-    from chairlift.compose import EXECUTOR, parameter_count
+    from chairlift.compose import EXECUTORS, parameter_count
 
     description = model.description
     return {
@@ -64,7 +64,7 @@ def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
         "max_model_len": fit.config.max_model_len,
         "tokenizer": model.tokenizer.kind,
         "chat_template": bool(model.tokenizer.templates),
-        "executor": EXECUTOR,
+        "executor": EXECUTORS["reference"],
         "weight_bytes": fit.weight_bytes,
         "kv_bytes": fit.kv.kv_bytes,
         "kv_blocks": fit.config.num_blocks,

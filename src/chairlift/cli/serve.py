@@ -102,6 +102,12 @@ def serve(
             help="How long the dynamic presets wait for a batch to fill.",
         ),
     ] = DEFAULTS.batch_wait_s,
+    executor: Annotated[
+        str, typer.Option(metavar="NAME", help="What computes: reference, or cpu (compiled and faster; experimental).")
+    ] = "reference",
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads of the executor cpu. Default: the processors it may use.")
+    ] = None,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -146,6 +152,8 @@ def serve(
         enable_prefix_caching=enable_prefix_caching,
         preset=preset,
         batch_wait_s=batch_wait,
+        executor=executor,
+        threads=threads,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )
