@@ -30,17 +30,18 @@ def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
 
 def filled(options: argparse.Namespace, *, places: int, waiting: int) -> Scheduler:
     """A scheduler with `options.sequences` running, each past its prompt, and `waiting` in the queue."""
-    context = options.prompt + options.steps + 10
+    answer = options.steps + 200  # nobody may end while it is measured
+    context = options.prompt + answer
     config = EngineConfig(
         max_model_len=context,
-        num_blocks=options.sequences * (options.prompt // 16 + 3),
+        num_blocks=options.sequences * (context // 16 + 1),
         max_num_seqs=places,
         max_num_batched_tokens=4096,
     )
     scheduler = Scheduler(config, preset(config))
     for number in range(options.sequences + waiting):
         prompt = tuple(range(number, number + options.prompt))
-        scheduler.add(Request(str(number), prompt, Stopping(options.steps + 1), Sampling(temperature=0.0), float(number)))
+        scheduler.add(Request(str(number), prompt, Stopping(answer), Sampling(temperature=0.0), float(number)))
     while timed_step(scheduler)[1].tokens != len(scheduler.running):
         pass
     return scheduler
