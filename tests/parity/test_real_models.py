@@ -70,10 +70,10 @@ def long_prompt(count: int, *, start: int) -> str:
 
 
 GEMMA_PROMPTS = (
-    "The capital of France is",
-    "Es war einmal ein König, der hatte drei",
+    long_prompt(33, start=201) + " The capital of France is",
+    long_prompt(31, start=301) + " Es war einmal ein König, der hatte drei",
     "Here is a story. " + long_prompt(32, start=1) + " After that,",
-    "def quicksort(items):\n",
+    long_prompt(34, start=401) + "\n\ndef quicksort(items):\n",
     "A report of one day. " + long_prompt(36, start=101) + " In the evening",
 )
 
@@ -171,15 +171,16 @@ class TestSmolLM2:
 
 
 class TestGemma3:
-    def test_two_prompts_are_longer_than_the_window(self, gemma3: Real) -> None:
+    def test_all_prompts_are_longer_than_the_window(self, gemma3: Real) -> None:
         assert {layer.window for layer in gemma3.description.layers} == {512, None}
-        assert len(gemma3.longer_than(512)) == 2
+        assert gemma3.longer_than(512) == set(gemma3.prompts)
 
     def test_alone(self, gemma3: Real, gemma3_alone: dict[str, list[int]]) -> None:
         assert gemma3_alone == {name: gemma3.best_guesses(name, answer) for name, answer in gemma3_alone.items()}
 
-    def test_together_with_preemption_of_a_long_one(self, gemma3: Real, gemma3_alone: dict[str, list[int]]) -> None:
-        ride = gemma3.ride(num_blocks=94)
+    def test_together_with_preemption(self, gemma3: Real, gemma3_alone: dict[str, list[int]]) -> None:
+        first_two = [len(prompt) for prompt in gemma3.prompts.values()][:2]
+        ride = gemma3.ride(num_blocks=sum(-(-length // BLOCK_SIZE) for length in first_two) + 1)  # no room for both answers
         assert gemma3.answer(ride, list(gemma3.prompts)) == gemma3_alone
-        assert gemma3.longer_than(512) & {name for step in ride.steps for name in step.plan.preempted}
+        assert ride.preemptions > 0
         assert ride.free_again
