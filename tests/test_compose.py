@@ -89,3 +89,15 @@ def test_a_missing_template_file_is_named(tmp_path: Path) -> None:
 
 def test_bytes_are_written_for_people() -> None:
     assert (gib(85 * MIB), gib(3 * GIB // 2)) == ("85 MiB", "1.5 GiB")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (EngineOptions(executor="abacus"), "there is no executor 'abacus'"),
+        (EngineOptions(threads=2), "threads are a setting of the executor cpu"),
+    ],
+)
+def test_what_the_executor_cannot_take_is_refused_before_a_model_is_fetched(options: EngineOptions, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_options(options)

@@ -127,6 +127,8 @@ def check_options(options: EngineOptions) -> None:
     """ConfigError for settings that cannot work with any model: to be found before one is fetched."""
     if options.executor not in EXECUTORS:
         raise ConfigError(f"there is no executor {options.executor!r}; there are {', '.join(EXECUTORS)}")
+    if options.threads is not None and options.executor != "cpu":
+        raise ConfigError(f"threads are a setting of the executor cpu, not of {options.executor}")
     least = options.max_model_len or 2
     presets.preset(_config(options, max_model_len=least, num_blocks=least))
 
