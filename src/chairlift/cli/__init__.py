@@ -9,6 +9,7 @@ import typer
 from chairlift import __version__
 from chairlift.cli.chat import chat
 from chairlift.cli.check import check
+from chairlift.cli.evaluate import commands as evaluate
 from chairlift.cli.models import models
 from chairlift.cli.run import run
 from chairlift.cli.serve import serve
@@ -45,6 +46,7 @@ def _app() -> typer.Typer:
     app.callback()(_root)
     for command in (serve, chat, run, models, check):
         app.command()(command)
+    app.add_typer(evaluate(), name="evaluate")
     return app
 
 

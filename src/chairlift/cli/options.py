@@ -37,6 +37,14 @@ def seconds(value: str | float) -> float:
     return time_s
 
 
+def names(value: str) -> tuple[str, ...]:
+    """A list with commas, each name once: "auto,int8". BadParameter if a place is empty."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(parts):
+        raise typer.BadParameter(f"{value!r} is not a list like auto,int8")
+    return tuple(dict.fromkeys(parts))
+
+
 def check_stops(stops: list[str] | None) -> None:
     """BadParameter for a stop string that every text ends with."""
     if stops and "" in stops:

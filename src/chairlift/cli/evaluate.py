@@ -1,0 +1,75 @@
+"""`chairlift evaluate`: the flags of its commands. What happens with them is in `evaluating`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chairlift.cli import options
+from chairlift.models.fetch import DEFAULT_MODEL
+
+DEFAULT_WINDOW = 512
+DEFAULT_TRIALS = 24
+
+HELP = "Check what the compiled executor computes: how accurate it is, and that no company changes a bit of it."
+
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Threads that compute. Default: as many as there are processors for us."),
+]
+Isa = Annotated[str | None, typer.Option(metavar="NAME", help="Instruction set. Default: the fastest that is here.")]
+
+
+def perplexity(
+    model: options.Model = DEFAULT_MODEL,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to predict, in UTF-8. Default: English prose that comes with the program."),
+    ] = None,
+    window: Annotated[
+        int, typer.Option(min=2, metavar="TOKENS", help="The text is cut into pieces of this length.")
+    ] = DEFAULT_WINDOW,
+    tokens: Annotated[
+        int | None,
+        typer.Option(parser=options.count, metavar="N", help="Use only so much of the text; accepts 2k. Default: all of it."),
+    ] = None,
+    quantization: Annotated[
+        str, typer.Option(metavar="LIST", help="How weights are held, such as auto,int8: each is tried.")
+    ] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(metavar="LIST", help="How keys and values are held, such as f32,f16: each is tried.")
+    ] = "auto",
+    threads: Threads = None,
+    isa: Isa = None,
+    json: options.Json = None,
+) -> None:
+    """Say how much accuracy the compiled executor gives up.
+
+    For example: chairlift evaluate perplexity smollm2 --kv-cache-dtype f32,f16
+
+    Perplexity says how well a model predicts a text; less is better. It is measured with the float32 reference and with the
+    compiled executor, on the same weights and the same text, so that the difference is rounding alone. The reference is slow:
+    minutes for the whole text. All combinations of the two lists are tried.
+    """
+    from chairlift.cli.evaluating import Accuracy, perplexity
+
+    perplexity(
+        Accuracy(
+            model=model,
+            text=text,
+            window=window,
+            tokens=tokens,
+            quantizations=options.names(quantization),
+            kv_cache_dtypes=options.names(kv_cache_dtype),
+            threads=threads,
+            isa=isa,
+        ),
+        json,
+    )
+
+
+def commands() -> typer.Typer:
+    """The commands below `chairlift evaluate`."""
+    app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+    app.command()(perplexity)
+    return app

@@ -1,0 +1,248 @@
+"""Builds the executors that `chairlift evaluate` examines, and reports what came of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+
+from chairlift import compose, machine
+from chairlift.cli.counting import Counter, counter
+from chairlift.cli.loading import sources, user_console
+from chairlift.cli.report import table, write_json
+from chairlift.core.config import DEFAULTS
+from chairlift.core.errors import ConfigError, ModelError
+from chairlift.evaluate import texts
+from chairlift.evaluate.logits import LogitsExecutor, blocks_for
+from chairlift.evaluate.perplexity import ROWS, Change, Reading, Window, compare, predicted, read, windows
+from chairlift.execute.cpu import native
+from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions, check
+from chairlift.execute.cpu.isa import choose
+from chairlift.execute.cpu.loading import Quantization
+from chairlift.execute.reference import ReferenceExecutor
+from chairlift.models import registry
+from chairlift.models.description import Model
+from chairlift.text import tokenizer as tokenizers
+
+BLOCK_SIZE = DEFAULTS.block_size
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Everything that the command line says about a measurement of perplexity."""
+
+    model: str
+    text: Path | None
+    window: int
+    tokens: int | None
+    quantizations: tuple[str, ...]
+    kv_cache_dtypes: tuple[str, ...]
+    threads: int | None
+    isa: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A way to compute, its reading, and how that differs from the reference's."""
+
+    options: CpuOptions
+    reading: Reading
+    change: Change
+
+
+class Bench:
+    """Opens one model, and builds executors of it one at a time. Progress goes to the counter."""
+
+    def __init__(self, model: Model, count: Counter, *, kernels: Path) -> None:
+        self.model = model
+        self._count = count
+        self._kernels = kernels
+
+    def tokens(self, text: str) -> list[int]:
+        """The text in the model's tokens, without any at its ends."""
+        return tokenizers.build(self.model.tokenizer).encode(text, add_special_tokens=False)
+
+    @property
+    def bos_id(self) -> int | None:
+        """What every text of this model begins with, if anything."""
+        tokenizer = tokenizers.build(self.model.tokenizer)
+        return tokenizer.bos_id if tokenizer.adds_bos else None
+
+    def check(self, options: CpuOptions) -> None:
+        """ConfigError if there is no such way to compute."""
+        if options.quantization not in get_args(Quantization):
+            known = ", ".join(get_args(Quantization))
+            raise ConfigError(f"quantization {options.quantization!r:.20} is unknown: it may be {known}")
+        choose(native.Host.detect().features, options.isa)
+        check(self.model.description, block_size=BLOCK_SIZE, options=options)
+
+    @contextmanager
+    def reference(self, *, num_blocks: int) -> Iterator[LogitsExecutor]:
+        """ModelError if its weights, in float32, are too large for the machine."""
+        needed, free = compose.parameter_count(self.model.description) * compose.FLOAT32_BYTES, machine.free_memory()
+        if needed > free:
+            raise ModelError(f"the reference takes {compose.gib(needed)} in memory, but only {compose.gib(free)} are free")
+        with self._loading("Loading the reference") as on_tensor:
+            executor = ReferenceExecutor.load(
+                self.model.description, self.model.weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, on_tensor=on_tensor
+            )
+        yield executor
+
+    @contextmanager
+    def compiled(self, options: CpuOptions, *, num_blocks: int, max_tokens: int, max_rows: int) -> Iterator[LogitsExecutor]:
+        with self._loading(f"Loading for {said(options)}") as on_tensor:
+            executor = CpuExecutor.load(
+                self.model.description,
+                self.model.weights,
+                num_blocks=num_blocks,
+                block_size=BLOCK_SIZE,
+                max_tokens=max_tokens,
+                max_rows=max_rows,
+                options=options,
+                cache=self._kernels,
+                on_compile=lambda: self._count.notice("Compiling kernels (once)"),
+                on_tensor=on_tensor,
+            )
+        try:
+            yield executor
+        finally:
+            executor.close()
+
+    @contextmanager
+    def counting(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        self._count.start(label, total)
+        try:
+            yield self._count.advance
+        finally:
+            self._count.done()
+
+    @contextmanager
+    def _loading(self, label: str) -> Iterator[Callable[[int, int], None]]:
+        with self.counting(label, len(self.model.description.layout())) as advance:
+            yield lambda done, total: advance(1)  # noqa: ARG005
+
+
+def said(options: CpuOptions) -> str:
+    return f"weights {options.quantization}, KV {options.kv_cache_dtype}"
+
+
+@contextmanager
+def opened(spec: str) -> Iterator[Bench]:
+    """The model that a spec names, fetched if need be; closed at the end."""
+    console = user_console()
+    origin = sources(console)
+    model = registry.load(spec, origin)
+    try:
+        yield Bench(model, counter(console), kernels=origin.cache / "kernels")
+    finally:
+        model.close()
+
+
+# ── perplexity ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def perplexity(asked: Accuracy, json: Path | None) -> None:
+    """Reads the text with the reference, then with every way to compute that was asked for, and reports."""
+    text = texts.shipped() if asked.text is None else texts.read(asked.text)
+    with opened(asked.model) as bench:
+        ways = _ways(asked)
+        for way in ways:
+            bench.check(way)
+        cut = _windows(asked, bench, text)
+        reference = _reference(bench, cut)
+        measured = [_measure(bench, way, cut, reference) for way in ways]
+        name = bench.model.name
+    if json is not None:
+        write_json(json, _accuracy_figures(name, asked, reference, measured))
+    if json != Path("-"):
+        typer.echo(f"{name}: {reference.tokens:,} tokens predicted, in windows of {asked.window:,}")
+        for line in table(_accuracy_rows(reference, measured)):
+            typer.echo(line)
+
+
+def _ways(asked: Accuracy) -> list[CpuOptions]:
+    plain = CpuOptions()
+    return [
+        CpuOptions(
+            threads=asked.threads,
+            isa=asked.isa,
+            quantization=quantization,  # type: ignore[arg-type]  # checked with the model
+            kv_cache_dtype=plain.kv_cache_dtype if kind == AUTO else kind,
+        )
+        for quantization, kind in product(asked.quantizations, asked.kv_cache_dtypes)
+    ]
+
+
+def _windows(asked: Accuracy, bench: Bench, text: str) -> list[Window]:
+    context = bench.model.description.context
+    if asked.window > context:
+        raise ConfigError(f"a window of {asked.window} is more than the {context} tokens that the model was made for")
+    cut = windows(bench.tokens(text)[: asked.tokens], size=asked.window, bos_id=bench.bos_id)
+    if not cut:
+        raise ConfigError("the text has no token that could be predicted")
+    return cut
+
+
+def _reference(bench: Bench, cut: Sequence[Window]) -> Reading:
+    with (
+        bench.reference(num_blocks=_blocks(cut)) as executor,
+        bench.counting("Reading with the float32 reference", predicted(cut)) as advance,
+    ):
+        return read(executor, cut, block_size=BLOCK_SIZE, on_tokens=advance)
+
+
+def _measure(bench: Bench, way: CpuOptions, cut: Sequence[Window], reference: Reading) -> Measured:
+    with (
+        bench.compiled(way, num_blocks=_blocks(cut), max_tokens=ROWS, max_rows=ROWS) as executor,
+        bench.counting(f"Reading with {said(way)}", predicted(cut)) as advance,
+    ):
+        reading = read(executor, cut, block_size=BLOCK_SIZE, on_tokens=advance)
+    return Measured(way, reading, compare(reading, reference))
+
+
+def _blocks(cut: Sequence[Window]) -> int:
+    return blocks_for(max(map(len, cut)), BLOCK_SIZE)
+
+
+def _accuracy_rows(reference: Reading, measured: Sequence[Measured]) -> list[tuple[str, ...]]:
+    rows = [
+        ("executor", "quantization", "KV cache", "perplexity", "change", "same best token"),
+        ("reference", "none", "f32", f"{reference.perplexity:.4f}", "", ""),
+    ]
+    for one in measured:
+        change = f"{100 * one.change.ratio:+.3f} % ± {100 * one.change.error:.3f}"
+        agreement = f"{100 * one.change.agreement:.2f} %"
+        options = one.options
+        rows.append(
+            ("cpu", options.quantization, options.kv_cache_dtype, f"{one.reading.perplexity:.4f}", change, agreement)
+        )
+    return rows
+
+
+def _accuracy_figures(
+    name: str, asked: Accuracy, reference: Reading, measured: Sequence[Measured]
+) -> dict[str, Any]:
+    return {
+        "model": name,
+        "text": "shipped" if asked.text is None else str(asked.text),
+        "window": asked.window,
+        "tokens": reference.tokens,
+        "isa": choose(native.Host.detect().features, asked.isa),
+        "reference": {"perplexity": reference.perplexity},
+        "rows": [
+            {
+                "executor": "cpu",
+                "quantization": one.options.quantization,
+                "kv_cache_dtype": one.options.kv_cache_dtype,
+                "perplexity": one.reading.perplexity,
+                "change_percent": 100 * one.change.ratio,
+                "change_error_percent": 100 * one.change.error,
+                "same_best_percent": 100 * one.change.agreement,
+            }
+            for one in measured
+        ],
+    }
