@@ -68,8 +68,40 @@ def perplexity(
     )
 
 
+def invariance(
+    model: options.Model = DEFAULT_MODEL,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Random trials to run.")] = DEFAULT_TRIALS,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed makes the same trials.")] = 0,
+    threads: Annotated[str, typer.Option(metavar="LIST", help="Numbers of threads; all must give the same bits.")] = "1,2",
+    quantization: Annotated[str, typer.Option(metavar="NAME", help="How weights are held.")] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(metavar="NAME", help="How keys and values are held.")] = "auto",
+    isa: Isa = None,
+    json: options.Json = None,
+) -> None:
+    """Check that no company changes a bit of what is computed.
+
+    Each trial sends a few pieces of text through the scheduler as requests: cut into chunks, beside others, after a
+    preemption, on blocks that another request has filled. Their logits must be equal, to the last bit, to those of the same
+    tokens computed alone in one step. Exit code 1 if they are not.
+    """
+    from chairlift.cli.evaluating import Sameness, invariance
+
+    asked = Sameness(
+        model=model,
+        trials=trials,
+        seed=seed,
+        threads=options.numbers(threads),
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        isa=isa,
+    )
+    if not invariance(asked, json):
+        raise typer.Exit(1)
+
+
 def commands() -> typer.Typer:
     """The commands below `chairlift evaluate`."""
     app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
     app.command()(perplexity)
+    app.command()(invariance)
     return app

@@ -1,23 +1,27 @@
 """Builds the executors that `chairlift evaluate` examines, and reports what came of it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from random import Random
+from typing import Any, cast, get_args
 
 import typer
 
 from chairlift import compose, machine
-from chairlift.cli.counting import Counter, counter
+from chairlift.cli import counting
 from chairlift.cli.loading import sources, user_console
 from chairlift.cli.report import table, write_json
 from chairlift.core.config import DEFAULTS
 from chairlift.core.errors import ConfigError, ModelError
 from chairlift.evaluate import texts
+from chairlift.evaluate.invariance import CIRCUMSTANCES, Report, measure
 from chairlift.evaluate.logits import LogitsExecutor, blocks_for
 from chairlift.evaluate.perplexity import ROWS, Change, Reading, Window, compare, predicted, read, windows
+from chairlift.evaluate.trials import Sizes, draw_trial
 from chairlift.execute.cpu import native
 from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions, check
 from chairlift.execute.cpu.isa import choose
@@ -46,6 +50,19 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Sameness:
+    """Everything that the command line says about a check of invariance."""
+
+    model: str
+    trials: int
+    seed: int
+    threads: tuple[int, ...]
+    quantization: str
+    kv_cache_dtype: str
+    isa: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A way to compute, its reading, and how that differs from the reference's."""
 
@@ -54,10 +71,10 @@ class Measured:
     change: Change
 
 
-class Bench:
-    """Opens one model, and builds executors of it one at a time. Progress goes to the counter."""
+class Builder:
+    """Builds executors of one model, and counts what is done with them on the user's console."""
 
-    def __init__(self, model: Model, count: Counter, *, kernels: Path) -> None:
+    def __init__(self, model: Model, count: counting.Counter, *, kernels: Path) -> None:
         self.model = model
         self._count = count
         self._kernels = kernels
@@ -94,7 +111,7 @@ class Bench:
 
     @contextmanager
     def compiled(self, options: CpuOptions, *, num_blocks: int, max_tokens: int, max_rows: int) -> Iterator[LogitsExecutor]:
-        with self._loading(f"Loading for {said(options)}") as on_tensor:
+        with self._loading(f"Loading: {said(options)}") as on_tensor:
             executor = CpuExecutor.load(
                 self.model.description,
                 self.model.weights,
@@ -126,18 +143,25 @@ class Bench:
             yield lambda done, total: advance(1)  # noqa: ARG005
 
 
+def _options(quantization: str, kv_cache_dtype: str, *, threads: int | None, isa: str | None) -> CpuOptions:
+    kind = CpuOptions().kv_cache_dtype if kv_cache_dtype == AUTO else kv_cache_dtype
+    return CpuOptions(threads=threads, isa=isa, quantization=cast("Quantization", quantization), kv_cache_dtype=kind)
+
+
 def said(options: CpuOptions) -> str:
-    return f"weights {options.quantization}, KV {options.kv_cache_dtype}"
+    """A way to compute in a few words."""
+    threads = [] if options.threads is None else [_threads(options.threads)]
+    return ", ".join([f"weights {options.quantization}", f"KV {options.kv_cache_dtype}", *threads])
 
 
 @contextmanager
-def opened(spec: str) -> Iterator[Bench]:
+def opened(spec: str) -> Iterator[Builder]:
     """The model that a spec names, fetched if need be; closed at the end."""
     console = user_console()
     origin = sources(console)
     model = registry.load(spec, origin)
     try:
-        yield Bench(model, counter(console), kernels=origin.cache / "kernels")
+        yield Builder(model, counting.counter(console), kernels=origin.cache / "kernels")
     finally:
         model.close()
 
@@ -148,14 +172,14 @@ def opened(spec: str) -> Iterator[Bench]:
 def perplexity(asked: Accuracy, json: Path | None) -> None:
     """Reads the text with the reference, then with every way to compute that was asked for, and reports."""
     text = texts.shipped() if asked.text is None else texts.read(asked.text)
-    with opened(asked.model) as bench:
+    with opened(asked.model) as builder:
         ways = _ways(asked)
         for way in ways:
-            bench.check(way)
-        cut = _windows(asked, bench, text)
-        reference = _reference(bench, cut)
-        measured = [_measure(bench, way, cut, reference) for way in ways]
-        name = bench.model.name
+            builder.check(way)
+        cut = _windows(asked, builder, text)
+        reference = _reference(builder, cut)
+        measured = [_measure(builder, way, cut, reference) for way in ways]
+        name = builder.model.name
     if json is not None:
         write_json(json, _accuracy_figures(name, asked, reference, measured))
     if json != Path("-"):
@@ -165,40 +189,34 @@ def perplexity(asked: Accuracy, json: Path | None) -> None:
 
 
 def _ways(asked: Accuracy) -> list[CpuOptions]:
-    plain = CpuOptions()
     return [
-        CpuOptions(
-            threads=asked.threads,
-            isa=asked.isa,
-            quantization=quantization,  # type: ignore[arg-type]  # checked with the model
-            kv_cache_dtype=plain.kv_cache_dtype if kind == AUTO else kind,
-        )
+        _options(quantization, kind, threads=asked.threads, isa=asked.isa)
         for quantization, kind in product(asked.quantizations, asked.kv_cache_dtypes)
     ]
 
 
-def _windows(asked: Accuracy, bench: Bench, text: str) -> list[Window]:
-    context = bench.model.description.context
+def _windows(asked: Accuracy, builder: Builder, text: str) -> list[Window]:
+    context = builder.model.description.context
     if asked.window > context:
         raise ConfigError(f"a window of {asked.window} is more than the {context} tokens that the model was made for")
-    cut = windows(bench.tokens(text)[: asked.tokens], size=asked.window, bos_id=bench.bos_id)
+    cut = windows(builder.tokens(text)[: asked.tokens], size=asked.window, bos_id=builder.bos_id)
     if not cut:
         raise ConfigError("the text has no token that could be predicted")
     return cut
 
 
-def _reference(bench: Bench, cut: Sequence[Window]) -> Reading:
+def _reference(builder: Builder, cut: Sequence[Window]) -> Reading:
     with (
-        bench.reference(num_blocks=_blocks(cut)) as executor,
-        bench.counting("Reading with the float32 reference", predicted(cut)) as advance,
+        builder.reference(num_blocks=_blocks(cut)) as executor,
+        builder.counting("Reading with the float32 reference", predicted(cut)) as advance,
     ):
         return read(executor, cut, block_size=BLOCK_SIZE, on_tokens=advance)
 
 
-def _measure(bench: Bench, way: CpuOptions, cut: Sequence[Window], reference: Reading) -> Measured:
+def _measure(builder: Builder, way: CpuOptions, cut: Sequence[Window], reference: Reading) -> Measured:
     with (
-        bench.compiled(way, num_blocks=_blocks(cut), max_tokens=ROWS, max_rows=ROWS) as executor,
-        bench.counting(f"Reading with {said(way)}", predicted(cut)) as advance,
+        builder.compiled(way, num_blocks=_blocks(cut), max_tokens=ROWS, max_rows=ROWS) as executor,
+        builder.counting(f"Reading with {said(way)}", predicted(cut)) as advance,
     ):
         reading = read(executor, cut, block_size=BLOCK_SIZE, on_tokens=advance)
     return Measured(way, reading, compare(reading, reference))
@@ -217,15 +235,11 @@ def _accuracy_rows(reference: Reading, measured: Sequence[Measured]) -> list[tup
         change = f"{100 * one.change.ratio:+.3f} % ± {100 * one.change.error:.3f}"
         agreement = f"{100 * one.change.agreement:.2f} %"
         options = one.options
-        rows.append(
-            ("cpu", options.quantization, options.kv_cache_dtype, f"{one.reading.perplexity:.4f}", change, agreement)
-        )
+        rows.append(("cpu", options.quantization, options.kv_cache_dtype, f"{one.reading.perplexity:.4f}", change, agreement))
     return rows
 
 
-def _accuracy_figures(
-    name: str, asked: Accuracy, reference: Reading, measured: Sequence[Measured]
-) -> dict[str, Any]:
+def _accuracy_figures(name: str, asked: Accuracy, reference: Reading, measured: Sequence[Measured]) -> dict[str, Any]:
     return {
         "model": name,
         "text": "shipped" if asked.text is None else str(asked.text),
@@ -245,4 +259,82 @@ def _accuracy_figures(
             }
             for one in measured
         ],
+    }
+
+
+# ── invariance ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+EVERY_LONG = 4
+"""One trial in so many has a long prompt, as they take long."""
+
+
+def invariance(asked: Sameness, json: Path | None) -> bool:
+    """Runs the trials and reports. Whether all logits were equal."""
+    with opened(asked.model) as builder:
+        sizes = Sizes(block_size=BLOCK_SIZE).within(builder.model.description.context)
+        ways = {_threads(count): _way(asked, count) for count in asked.threads}
+        for way in ways.values():
+            builder.check(way)
+        report = _run_trials(builder, asked, ways, sizes)
+        name = builder.model.name
+    if json is not None:
+        write_json(json, _sameness_figures(name, asked, report))
+    if json != Path("-"):
+        typer.echo(
+            f"{name}: {asked.trials} trials of seed {asked.seed}; logits compared bit by bit with those of each request alone"
+        )
+        for line in table(_sameness_rows(report)):
+            typer.echo(line)
+    for difference in report.differences[:1]:
+        typer.echo(f"error: {difference}", err=True)
+    return not report.differences
+
+
+def _run_trials(builder: Builder, asked: Sameness, ways: Mapping[str, CpuOptions], sizes: Sizes) -> Report:
+    text = builder.tokens(texts.shipped())
+    random = Random(asked.seed)  # noqa: S311
+    trials = (draw_trial(random, text, sizes, long=number % EVERY_LONG == 0) for number in range(asked.trials))
+    with ExitStack() as stack:
+        executors = {
+            name: stack.enter_context(
+                builder.compiled(way, num_blocks=sizes.num_blocks, max_tokens=sizes.max_tokens, max_rows=sizes.requests)
+            )
+            for name, way in ways.items()
+        }
+        advance = stack.enter_context(builder.counting("Trials", asked.trials))
+        return measure(trials, executors, on_trial=lambda: advance(1))
+
+
+def _way(asked: Sameness, threads: int) -> CpuOptions:
+    return _options(asked.quantization, asked.kv_cache_dtype, threads=threads, isa=asked.isa)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+def _sameness_rows(report: Report) -> list[tuple[str, ...]]:
+    names = list(report.met)
+    wrong = Counter(difference.executor for difference in report.differences)
+    return [
+        ("", *names),
+        ("logits compared", *(f"{report.compared[name]:,}" for name in names)),
+        *((f"  {one}", *(f"{report.met[name][one]:,}" for name in names)) for one in CIRCUMSTANCES),
+        ("different", *(f"{wrong[name]:,}" for name in names)),
+    ]
+
+
+def _sameness_figures(name: str, asked: Sameness, report: Report) -> dict[str, Any]:
+    return {
+        "model": name,
+        "isa": choose(native.Host.detect().features, asked.isa),
+        "quantization": asked.quantization,
+        "kv_cache_dtype": _way(asked, 1).kv_cache_dtype,
+        "trials": asked.trials,
+        "seed": asked.seed,
+        "executors": [
+            {"name": one, "compared": report.compared[one], "circumstances": {each: met[each] for each in CIRCUMSTANCES}}
+            for one, met in report.met.items()
+        ],
+        "differences": [str(difference) for difference in report.differences],
     }

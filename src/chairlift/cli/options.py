@@ -45,6 +45,14 @@ def names(value: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parts))
 
 
+def numbers(value: str) -> tuple[int, ...]:
+    """A list of numbers with commas, each once: "1,2". BadParameter unless all are at least 1."""
+    parsed = tuple(count(part) for part in names(value))
+    if min(parsed) < 1:
+        raise typer.BadParameter(f"{value!r} is not a list of numbers from 1 on")
+    return tuple(dict.fromkeys(parsed))
+
+
 def check_stops(stops: list[str] | None) -> None:
     """BadParameter for a stop string that every text ends with."""
     if stops and "" in stops:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from chairlift.core.errors import ModelError
 from chairlift.evaluate.logits import LogitsExecutor, blocks_for, row
 
-ROWS = 64
+ROWS = 128
 """Positions of a window that are computed at a time: the tokens, and the drawing rows, of the largest step of a reading."""
 LEAST_WINDOW = 2
 """One token to be predicted, and one to predict it from."""
