@@ -26,6 +26,7 @@ from chairlift.execute.cpu import native
 from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions, check
 from chairlift.execute.cpu.isa import choose
 from chairlift.execute.cpu.loading import Quantization
+from chairlift.execute.cpu.operations import KV_KINDS
 from chairlift.execute.reference import ReferenceExecutor
 from chairlift.models import registry
 from chairlift.models.description import Model
@@ -46,7 +47,7 @@ class Accuracy:
     quantizations: tuple[str, ...]
     kv_cache_dtypes: tuple[str, ...]
     threads: int | None
-    isa: str | None
+    isa: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Sameness:
     threads: tuple[int, ...]
     quantization: str
     kv_cache_dtype: str
-    isa: str | None
+    isa: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,7 @@ class Builder:
         return tokenizer.bos_id if tokenizer.adds_bos else None
 
     def check(self, options: CpuOptions) -> None:
-        """ConfigError if there is no such way to compute."""
-        if options.quantization not in get_args(Quantization):
-            known = ", ".join(get_args(Quantization))
-            raise ConfigError(f"quantization {options.quantization!r:.20} is unknown: it may be {known}")
-        choose(native.Host.detect().features, options.isa)
+        """ConfigError if the model cannot be run in this way."""
         check(self.model.description, block_size=BLOCK_SIZE, options=options)
 
     @contextmanager
@@ -143,9 +140,28 @@ class Builder:
             yield lambda done, total: advance(1)  # noqa: ARG005
 
 
-def _options(quantization: str, kv_cache_dtype: str, *, threads: int | None, isa: str | None) -> CpuOptions:
-    kind = CpuOptions().kv_cache_dtype if kv_cache_dtype == AUTO else kv_cache_dtype
-    return CpuOptions(threads=threads, isa=isa, quantization=cast("Quantization", quantization), kv_cache_dtype=kind)
+def _options(quantization: str, kv_cache_dtype: str, *, threads: int | None, isa: str) -> CpuOptions:
+    return CpuOptions(
+        threads=threads,
+        isa=None if isa == AUTO else isa,
+        quantization=cast("Quantization", quantization),
+        kv_cache_dtype=CpuOptions().kv_cache_dtype if kv_cache_dtype == AUTO else kv_cache_dtype,
+    )
+
+
+def _check_names(options: CpuOptions) -> None:
+    """ConfigError for what cannot be whatever the model, to be found before one is fetched."""
+    for setting, name, known in (
+        ("quantization", options.quantization, get_args(Quantization)),
+        ("kv_cache_dtype", options.kv_cache_dtype, KV_KINDS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{setting} {name!r:.20} is unknown: it may be {', '.join(known)}")
+    choose(native.Host.detect().features, options.isa)
+
+
+def _isa(wanted: str) -> str:
+    return choose(native.Host.detect().features, None if wanted == AUTO else wanted)
 
 
 def said(options: CpuOptions) -> str:
@@ -172,8 +188,10 @@ def opened(spec: str) -> Iterator[Builder]:
 def perplexity(asked: Accuracy, json: Path | None) -> None:
     """Reads the text with the reference, then with every way to compute that was asked for, and reports."""
     text = texts.shipped() if asked.text is None else texts.read(asked.text)
+    ways = _ways(asked)
+    for way in ways:
+        _check_names(way)
     with opened(asked.model) as builder:
-        ways = _ways(asked)
         for way in ways:
             builder.check(way)
         cut = _windows(asked, builder, text)
@@ -245,7 +263,7 @@ def _accuracy_figures(name: str, asked: Accuracy, reference: Reading, measured: 
         "text": "shipped" if asked.text is None else str(asked.text),
         "window": asked.window,
         "tokens": reference.tokens,
-        "isa": choose(native.Host.detect().features, asked.isa),
+        "isa": _isa(asked.isa),
         "reference": {"perplexity": reference.perplexity},
         "rows": [
             {
@@ -268,26 +286,29 @@ EVERY_LONG = 4
 """One trial in so many has a long prompt, as they take long."""
 
 
-def invariance(asked: Sameness, json: Path | None) -> bool:
-    """Runs the trials and reports. Whether all logits were equal."""
+def invariance(asked: Sameness, json: Path | None) -> None:
+    """Runs the trials and reports. Ends the command with 1 if any logits differed."""
+    ways = {_threads(count): _way(asked, count) for count in asked.threads}
+    for way in ways.values():
+        _check_names(way)
     with opened(asked.model) as builder:
         sizes = Sizes(block_size=BLOCK_SIZE).within(builder.model.description.context)
-        ways = {_threads(count): _way(asked, count) for count in asked.threads}
         for way in ways.values():
             builder.check(way)
-        report = _run_trials(builder, asked, ways, sizes)
-        name = builder.model.name
+        tell(builder.model.name, asked, _run_trials(builder, asked, ways, sizes), json)
+
+
+def tell(name: str, asked: Sameness, report: Report, json: Path | None) -> None:
+    """Reports for people and programs. Raises Exit with 1, after the first difference in one line, if there is any."""
     if json is not None:
         write_json(json, _sameness_figures(name, asked, report))
     if json != Path("-"):
-        typer.echo(
-            f"{name}: {asked.trials} trials of seed {asked.seed}; logits compared bit by bit with those of each request alone"
-        )
+        typer.echo(f"{name}: {asked.trials} trials of seed {asked.seed}, compared bit by bit with each request alone")
         for line in table(_sameness_rows(report)):
             typer.echo(line)
-    for difference in report.differences[:1]:
-        typer.echo(f"error: {difference}", err=True)
-    return not report.differences
+    if report.differences:
+        typer.echo(f"error: {report.differences[0]}", err=True)
+        raise typer.Exit(1)
 
 
 def _run_trials(builder: Builder, asked: Sameness, ways: Mapping[str, CpuOptions], sizes: Sizes) -> Report:
@@ -327,7 +348,7 @@ def _sameness_rows(report: Report) -> list[tuple[str, ...]]:
 def _sameness_figures(name: str, asked: Sameness, report: Report) -> dict[str, Any]:
     return {
         "model": name,
-        "isa": choose(native.Host.detect().features, asked.isa),
+        "isa": _isa(asked.isa),
         "quantization": asked.quantization,
         "kv_cache_dtype": _way(asked, 1).kv_cache_dtype,
         "trials": asked.trials,

@@ -25,7 +25,7 @@ LATEST = 12
 """Step before which the last request has been submitted."""
 SHORT = 8
 LARGE = 256
-"""More tokens of a step than that are not tried."""
+"""Tokens of a step in which whole prompts find room."""
 LEAST_FOR_LONG = 16
 """Tokens of a step for a long prompt, which would take too many steps otherwise."""
 
@@ -70,7 +70,7 @@ class Sizes:
 
     @property
     def max_tokens(self) -> int:
-        """The longest request, which an executor must be able to compute in one step."""
+        """Tokens of the largest step: of the longest request, as one that is computed alone takes a single step."""
         return max(self.prompt, self.long or 0) + self.answer
 
     @property
@@ -128,7 +128,9 @@ def _config(random: Random, asked: Sequence[Asked], sizes: Sizes, *, least_budge
         num_blocks=scarce if random.random() < SCARCE else enough,
         block_size=sizes.block_size,
         max_num_seqs=places,
-        max_num_batched_tokens=random.randint(least, least + random.choice((SHORT, sizes.prompt, LARGE))),
+        max_num_batched_tokens=min(
+            sizes.max_tokens, random.randint(least, least + random.choice((SHORT, sizes.prompt, LARGE)))
+        ),
         enable_prefix_caching=random.random() < CACHING,
         preset=random.choice(PRESETS),
         batch_wait_s=random.choice((0.0, 3.0)),
