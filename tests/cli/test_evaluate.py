@@ -10,12 +10,12 @@ import typer
 from native_kernels import HOST_ISAS, OBJECTS, kernels
 
 from chairlift.cli import main
-from chairlift.cli.evaluating import Sameness, tell
 from chairlift.cli.report import table
+from chairlift.cli.sameness import Asked, tell
 from chairlift.evaluate.invariance import BESIDE, Difference, Place, Report
 
 FEW = ("--tokens", "60", "--window", "32")
-ASKED = Sameness("dummy:tiny", 3, 0, (1, 2), "auto", "auto", "auto")
+ASKED = Asked("dummy:tiny", 3, 0, (1, 2), "auto", "auto", "auto")
 SAME = Report({"1 thread": 9}, {"1 thread": Counter({BESIDE: 4})}, ())
 WRONG = Difference(2, "1 thread", Place(1, 17), frozenset({BESIDE}), 5, 512, 3, 0.5, 0.25)
 

@@ -1,4 +1,4 @@
-"""`chairlift evaluate`: the flags of its commands. What happens with them is in `evaluating`."""
+"""`chairlift evaluate`: the flags of its commands. What happens with them is in `accuracy` and `sameness`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -52,10 +52,10 @@ def perplexity(
     compiled executor, on the same weights and the same text, so that the difference is rounding alone. The reference is slow:
     minutes for the whole text. All combinations of the two lists are tried.
     """
-    from chairlift.cli.evaluating import Accuracy, perplexity
+    from chairlift.cli.accuracy import Asked, run
 
-    perplexity(
-        Accuracy(
+    run(
+        Asked(
             model=model,
             text=text,
             window=window,
@@ -85,10 +85,10 @@ def invariance(
     preemption, on blocks that another request has filled. Their logits must be equal, to the last bit, to those of the same
     tokens computed alone in one step. Exit code 1 if they are not.
     """
-    from chairlift.cli.evaluating import Sameness, invariance
+    from chairlift.cli.sameness import Asked, run
 
-    invariance(
-        Sameness(
+    run(
+        Asked(
             model=model,
             trials=trials,
             seed=seed,
