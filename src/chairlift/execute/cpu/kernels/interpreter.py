@@ -66,13 +66,14 @@ def _pause(f: Function, pause: str) -> None:
 
 
 def _program(module: Module, operations: Sequence[str], meet: Function) -> Function:
-    """(state, scratch): all instructions of a step."""
-    f = module.function("program", [I64, I64])
-    address, scratch = f.arguments
+    """(state, scratch, ticks or 0): all instructions of a step."""
+    f = module.function("program", [I64, I64, I64])
+    address, scratch, ticks = f.arguments
     state = _State(f, address)
     threads = state.word("threads")
     target = f.var(state.word("barrier_base"))
     start, count = state.word("program"), state.word("instructions")
+    _tick(f, ticks, f.whole(0))
     with f.loop(0, count) as number:
         instruction = start + number * (WORD * INSTRUCTION_WORDS)
         head = {name: f.load(I64, instruction + WORD * words.HEAD.index(name)) for name in words.HEAD}
@@ -88,8 +89,14 @@ def _program(module: Module, operations: Sequence[str], meet: Function) -> Funct
         with f.when(head["barrier"].differs(0)):
             target.value = target.value + threads
             f.call(meet.ir, address, target.value)
+        _tick(f, ticks, number + 1)
     f.ret()
     return f
+
+
+def _tick(f: Function, ticks: Value, number: Value) -> None:
+    with f.when(ticks.differs(0)):
+        f.store(f.intrinsic("llvm.readcyclecounter", I64), ticks + number * WORD)
 
 
 def _prepare(module: Module) -> None:
@@ -116,7 +123,7 @@ def _run_step(module: Module, program: Function) -> None:
         f.fetch_add(state.sync("epoch"), f.whole(1))
         _c(f, "pthread_cond_broadcast", state.sync("condition"))
         _c(f, "pthread_mutex_unlock", state.sync("mutex"))
-    f.call(program.ir, address, scratch)
+    f.call(program.ir, address, scratch, state.word("ticks"))
     f.ret()
 
 
@@ -137,7 +144,7 @@ def _run_worker(module: Module, program: Function) -> None:
         _c(f, "pthread_mutex_unlock", mutex)
         go_on.value = f.load_acquire(state.sync("stop")).equals(0).unsigned_to(I64)
         with f.when(go_on.value.differs(0)), f.when(takes_part):
-            f.call(program.ir, address, scratch)
+            f.call(program.ir, address, scratch, f.whole(0))
     f.ret()
 
 
