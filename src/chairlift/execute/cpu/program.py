@@ -216,6 +216,8 @@ class Program:
             key_norm=_address(vectors["k_norm"]) if description.qk_norm else 0,
             keys=self._kv.keys(index),
             values=self._kv.values(index),
+            key_scales=self._kv.key_steps(index),
+            value_scales=self._kv.value_steps(index),
         )
 
     def _attend(self, index: int, layer: Layer) -> None:
@@ -232,6 +234,8 @@ class Program:
             padded=widths.head,
             keys=self._kv.keys(index),
             values=self._kv.values(index),
+            key_scales=self._kv.key_steps(index),
+            value_scales=self._kv.value_steps(index),
             window=layer.window or 0,
             out=_address(self._arena.mixed),
             out_stride=widths.mixed,

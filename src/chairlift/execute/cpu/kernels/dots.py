@@ -123,9 +123,7 @@ class Avx2:
         return [[_less(total.value, sums[m], tile.zero, self.lanes) for total in row] for m, row in enumerate(totals)]
 
     @contextmanager
-    def _steps(
-        self, f: Function, tile: Tile, first: int, last: int, inputs: int
-    ) -> Iterator[tuple[list[Value], list[Value]]]:
+    def _steps(self, f: Function, tile: Tile, first: int, last: int, inputs: int) -> Iterator[tuple[list[Value], list[Value]]]:
         """The vectors of weights and the rows' places for each packed step of so many inputs.
 
         A loop at run time: written out, LLVM would order it so that registers run out and most operands go through memory.
