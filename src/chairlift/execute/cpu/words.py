@@ -36,12 +36,16 @@ STATE = (
     "row_draws",
     "draws",
     "answers",
+    "spent",
+    "waits",
     "ticks",
 )
 """One per executor.
 
 `tokens`, `drawing` and `items` are the sizes of a step, `token_ids` to `tables` and `row_draws` to `answers` its arrays.
-`ticks` is 0, or where the thread that calls notes the processor's time stamp before the first instruction and after each.
+Times are those of the processor's time stamp counter. `spent` is how long the last step took; at `waits` every thread has a
+cache line whose first word says how long it waited for others meanwhile. `ticks` is 0, or where the thread that calls notes the
+time before the first instruction and after each.
 """
 
 SYNC_OFFSETS = {"epoch": 0, "stop": 64, "arrived": 128, "mutex": 256, "condition": 512}

@@ -25,8 +25,10 @@ def target_of(isa: Isa, triple: str, *, emulate: bool = False) -> Target:
         dots = Avx2()
     else:
         dots = Vnni(shape.lanes)
-    pause = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}.get(triple.split("-")[0])
-    return Target(isa, shape, dots, native_halves=isa != "portable", pause=pause)
+    family = triple.split("-")[0]
+    pause = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}.get(family)
+    clock = {"x86_64": "llvm.readcyclecounter", "aarch64": "llvm.readsteadycounter"}.get(family)
+    return Target(isa, shape, dots, native_halves=isa != "portable", pause=pause, clock=clock)
 
 
 def module_for(target: Target, triple: str) -> Module:
@@ -40,7 +42,7 @@ def module_for(target: Target, triple: str) -> Module:
     assert attention.SCRATCH_BYTES <= SCRATCH_BYTES
     assert sampling.scratch_bytes(0) <= SCRATCH_BYTES
     assert set(names) == set(OPERATIONS), "kernels and operation codes disagree"
-    interpreter.add_interpreter(module, OPERATIONS, target.pause)
+    interpreter.add_interpreter(module, OPERATIONS, target)
     return module
 
 
