@@ -16,4 +16,6 @@ OPERATIONS: tuple[str, ...] = (
     "norm",
     "quantise",
     "sample",
+    "probe_read",
+    "probe_dot",
 )
