@@ -1,7 +1,7 @@
 """`chairlift bench`: measurements. What is measured, and how, is in `chairlift.bench`; here are flags, tables and files."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from chairlift import compose
     from chairlift.bench.engine import Row, Run, Subject, Workload
     from chairlift.core.costs import Limits
+    from chairlift.core.ports import Gauge
 
 MAX_SIZE = 1_000_000
 """Largest batch, and most tokens of a prompt or an answer, that can be asked for."""
 INPUT_LEN = 128
 INTERRUPTED = 130
+BUSY_SPREAD = 0.1
+"""Limits that differ by more than this part, measured before and after, tell that something else was running."""
 _SIZES = re.compile(r"[0-9]{1,7}(,[0-9]{1,7})*")
 
 
@@ -110,12 +113,13 @@ def engine(
         max_num_batched_tokens=max(max_num_batched_tokens, *workload.batches),
         block_size=block_size,
         threads=threads,
-        **({} if executor is None else {"executor": executor}),
     )
+    if executor is not None:
+        asked = replace(asked, executor=executor)
     compose.check_options(asked)
     console = user_console()
     loaded, limits, subject = _prepare(model, asked, workload, console)
-    report = Report(model, asked, loaded, workload, limits)
+    report = Report(model, asked, loaded, subject.gauge, workload, limits)
     try:
         interrupted = measure(subject, workload, report, console)
     finally:
@@ -168,6 +172,7 @@ def measure(subject: "Subject", workload: "Workload", report: "Report", console:
             for run in runs(subject, workload, clock=time.perf_counter, on_tokens=progress.advance):
                 report.runs.append(run)
                 progress.note(f"round {run.round}, batch {run.batch}: {run.decode.tokens_per_s:,.1f} tokens/s")
+            report.limits_afterwards(subject.gauge.limits())
         except KeyboardInterrupt:
             return True
     return False
@@ -181,11 +186,20 @@ class Report:
         model: str,
         asked: "compose.EngineOptions",
         loaded: "compose.Engine",
+        gauge: "Gauge",
         workload: "Workload",
         limits: "Limits | None",
     ) -> None:
         self.runs: list[Run] = []
-        self._model, self._asked, self._loaded, self._workload, self._limits = model, asked, loaded, workload, limits
+        self._spread: float | None = None
+        self._model, self._asked, self._loaded, self._gauge = model, asked, loaded, gauge
+        self._workload, self._limits = workload, limits
+
+    def limits_afterwards(self, limits: "Limits | None") -> None:
+        """Whoever was disturbed when the limits were measured first was perhaps not disturbed now."""
+        if self._limits is not None and limits is not None:
+            self._spread = self._limits.spread(limits)
+            self._limits = self._limits.best(limits)
 
     def show(self, json: Path | None) -> None:
         """The table to the terminal, the figures to the file; if that is the terminal, only the figures."""
@@ -217,8 +231,7 @@ class Report:
 
         from chairlift import machine
 
-        gauge, limits = self._loaded.gauge, self._limits
-        assert gauge is not None
+        gauge, limits = self._gauge, self._limits
         return {
             "cpu": machine.cpu_name(),
             "cores": os.cpu_count(),
@@ -228,9 +241,13 @@ class Report:
             "python": platform.python_version(),
             "bandwidth_gb_per_s": None if limits is None else limits.read_bytes_per_s / 1e9,
             "int8_gops": None if limits is None else limits.int8_ops_per_s / 1e9,
+            "limits_spread": self._spread,
         }
 
     def _print(self, found: "Sequence[Row]") -> None:
+        if not found:
+            typer.echo("nothing has been measured yet")
+            return
         from rich.console import Console
         from rich.table import Table
 
@@ -241,6 +258,8 @@ class Report:
         if self._limits is not None:
             reached = f"reads {told['bandwidth_gb_per_s']:,.1f} GB/s, computes {told['int8_gops']:,.0f} GOPS on 8-bit integers"
             console.print(f"this machine {reached}", markup=False, soft_wrap=True)
+        if self._spread is not None and self._spread > BUSY_SPREAD:
+            console.print(f"before and after, that differed by {100 * self._spread:.0f} %: the machine was not idle")
         lengths = f"prompts of {self._workload.input_len} tokens, answers of {self._workload.output_len}"
         console.print(f"{self._model}, {self._loaded.computes}: {lengths}", markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False)

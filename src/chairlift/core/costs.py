@@ -19,10 +19,18 @@ class Cost(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a machine can do at best, measured: bytes read from memory, and operations (two a multiply-add) on 8-bit integers."""
+    """What a machine was measured to do at best: bytes read from memory, operations (two a multiply-add) on 8-bit integers."""
 
     read_bytes_per_s: float
     int8_ops_per_s: float
+
+    def best(self, other: "Limits") -> "Limits":
+        """A limit is the most that was ever reached."""
+        return Limits(*map(max, self, other))
+
+    def spread(self, other: "Limits") -> float:
+        """How far two measurements of one machine lie apart, as a part of the larger: 0 if they agree."""
+        return max(1 - min(pair) / max(pair) for pair in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class ModelCost:
     """What a model asks for as an executor holds it.
 
     `body_bytes` are the weights of the layers, `head_bytes` those of the head, which only rows that draw make necessary;
-    `token_bytes` is a row of the embedding. Operations are those of matrices: of the layers for a token, of the head for a draw.
+    `token_bytes` is a row of the embedding. Operations are those of matrices: the layers' for a token, the head's for a draw.
     """
 
     body_bytes: int

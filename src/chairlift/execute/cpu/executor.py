@@ -63,7 +63,8 @@ class CpuExecutor:
         cost: ModelCost,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.isa, self.cost, self.threads = isa, cost, pool.threads
+        self.isa: Isa = isa
+        self.cost, self.threads = cost, pool.threads
         self.computed = (0.0, 0.0)
         self._description = description
         self._pool, self._program, self._arena, self._kv, self._batch = pool, program, arena, kv, batch

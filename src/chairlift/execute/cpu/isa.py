@@ -38,6 +38,7 @@ SHAPES: Mapping[Isa, Shape] = {
     "portable": Shape(lanes=8, vectors=2, rows=4, float_rows=6),
 }
 
+
 @dataclass(frozen=True, slots=True)
 class Chains:
     """Dot products that do not wait for each other, enough to keep the processor's units busy: each of `weights` vectors with

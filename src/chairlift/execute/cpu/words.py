@@ -122,5 +122,4 @@ DRAW = ("row", "temperature", "top_k", "top_p", "min_p", "key", "banned", "banne
 
 PROBE_STEPS = 8
 PROBE_SLABS = 8
-"""What a turn of the probe of dot products multiplies, and how many different turns there are: all of it fits a first-level cache.
-"""
+"""What a turn of the probe of dot products multiplies, and how many turns differ. All of it fits a first-level cache."""

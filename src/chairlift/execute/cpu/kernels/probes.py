@@ -96,7 +96,7 @@ class _VnniDots:
 
 
 class _PairDots:
-    """Pairs are added up in 16 bits, where eight steps of weights below 16 have room, and widened once: as 4-bit weights are."""
+    """Pairs are added up in 16 bits, where eight steps of weights below 16 have room, then widened, as with 4-bit weights."""
 
     def add(self, f: Function, totals: list[list[Variable]], weights: list[Value], slab: Value) -> None:
         words, sums = vector(I16, 16), vector(I32, 8)
