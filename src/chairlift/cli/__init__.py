@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from chairlift import __version__
+from chairlift.cli.bench import bench
 from chairlift.cli.chat import chat
 from chairlift.cli.check import check
 from chairlift.cli.models import models
@@ -45,6 +46,7 @@ def _app() -> typer.Typer:
     app.callback()(_root)
     for command in (serve, chat, run, models, check):
         app.command()(command)
+    app.add_typer(bench(CONTEXT))
     return app
 
 

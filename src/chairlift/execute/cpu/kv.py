@@ -28,6 +28,11 @@ class KVCache:
         self._key_steps = [aligned(steps, np.float32) for _ in range(layers)]
         self._value_steps = [aligned(steps, np.float32) for _ in range(layers)]
 
+    @property
+    def position_bytes(self) -> int:
+        """Keys and values of one position in one layer."""
+        return (self._keys[0].nbytes + self._values[0].nbytes) // (self.num_blocks * self.block_size)
+
     def keys(self, layer: int) -> int:
         return self._keys[layer].ctypes.data
 

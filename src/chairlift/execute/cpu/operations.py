@@ -20,4 +20,6 @@ OPERATIONS: tuple[str, ...] = (
     "norm",
     "quantise",
     "sample",
+    "probe_read",
+    "probe_dot",
 )

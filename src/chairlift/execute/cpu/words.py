@@ -111,6 +111,8 @@ OPERANDS = {
     "activate": (*HEAD, "gate", "up", "stride", "width", "blocks", "floats", "floats_stride"),
     "quantise": (*HEAD, "input", "stride", "width", "blocks"),
     "sample": (*HEAD, "logits", "stride", "vocab"),
+    "probe_read": (*HEAD, "data", "bytes", "sums"),
+    "probe_dot": (*HEAD, "weights", "inputs", "turns", "sums"),
 }
 """What each kind of instruction says after its head."""
 
@@ -123,3 +125,7 @@ read. `partial` is -1, or the place of the first of `parts` results that are to 
 
 DRAW = ("row", "temperature", "top_k", "top_p", "min_p", "key", "banned", "banned_count")
 """One draw: which row of the logits, how, and with what noise. Temperature and the two after top-k are float64 bits."""
+
+PROBE_STEPS = 8
+PROBE_SLABS = 8
+"""What a turn of the probe of dot products multiplies, and how many turns differ. All of it fits a first-level cache."""
