@@ -30,8 +30,9 @@ class KVCache:
 
     @property
     def position_bytes(self) -> int:
-        """Keys and values of one position in one layer."""
-        return (self._keys[0].nbytes + self._values[0].nbytes) // (self.num_blocks * self.block_size)
+        """Keys and values of one position in one layer, with their steps."""
+        parts = (self._keys, self._values, self._key_steps, self._value_steps)
+        return sum(part[0].nbytes for part in parts) // (self.num_blocks * self.block_size)
 
     def keys(self, layer: int) -> int:
         return self._keys[layer].ctypes.data
