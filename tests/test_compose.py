@@ -8,7 +8,7 @@ from silent import Silent
 from tiny import source
 from tiny_decoders import PLAIN
 
-from chairlift.compose import EngineOptions, build, check_options, fit, gib, parameter_count, read_template
+from chairlift.compose import EngineOptions, build, check_options, fit, gib, parameter_count, read_template, resized
 from chairlift.core.config import DEFAULTS
 from chairlift.core.errors import ConfigError, ModelError, TemplateError
 from chairlift.models.description import Model
@@ -101,3 +101,16 @@ def test_bytes_are_written_for_people() -> None:
 def test_what_the_executor_cannot_take_is_refused_before_a_model_is_fetched(options: EngineOptions, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_options(options)
+
+
+def test_a_resized_pool_takes_its_share_of_memory() -> None:
+    sizes = fit(PLAIN, EngineOptions(max_num_seqs=2), free_bytes=GIB)
+    twice = resized(sizes, replace(sizes.config, num_blocks=2 * sizes.config.num_blocks), free_bytes=GIB)
+    assert twice.kv.kv_bytes == 2 * sizes.kv.kv_bytes
+    assert twice.kv_tokens == 2 * sizes.kv_tokens
+
+
+def test_a_pool_that_is_too_large_says_for_whom_it_was() -> None:
+    sizes = fit(PLAIN, EngineOptions(max_num_seqs=2), free_bytes=GIB)
+    with pytest.raises(ConfigError, match="a KV cache for 2 sequences of 256 tokens"):
+        resized(sizes, replace(sizes.config, num_blocks=10**9), free_bytes=GIB)

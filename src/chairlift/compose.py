@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chairlift.cache.sizing import KVSize, bytes_per_token, size_pool
 from chairlift.core.config import DEFAULTS, EngineConfig
 from chairlift.core.errors import ConfigError, ModelError
-from chairlift.core.ports import Executor
+from chairlift.core.ports import Executor, Gauge
 from chairlift.execute.reference import ReferenceExecutor
 from chairlift.models import registry
 from chairlift.models.description import Description, Model
@@ -22,6 +22,9 @@ from chairlift.schedule import presets
 from chairlift.text import tokenizer as tokenizers
 from chairlift.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from chairlift.execute.cpu.executor import CpuExecutor
 
 EXECUTORS: Mapping[str, str] = {
     "reference": "reference (NumPy, float32)",
@@ -87,6 +90,8 @@ class Engine:
     """The executor in words."""
     tokenizer: Tokenizer
     template: ChatTemplate
+    gauge: Gauge | None = None
+    """The executor again, as whoever measures it sees it."""
 
 
 def parameter_count(description: Description) -> int:
@@ -121,6 +126,18 @@ def fit(description: Description, options: EngineOptions, *, free_bytes: int) ->
         )
     config = _config(options, max_model_len=kv.max_model_len, num_blocks=kv.num_blocks)
     return Fit(config, kv, weight_bytes, description.context)
+
+
+def resized(fit: Fit, config: EngineConfig, *, free_bytes: int) -> Fit:
+    """The same model with another configuration, whose pool may be larger. ConfigError if memory is too small for that."""
+    block_bytes = fit.kv.kv_bytes // fit.config.num_blocks
+    kv = KVSize(config.num_blocks, config.max_model_len, block_bytes * config.num_blocks)
+    if fit.weight_bytes + kv.kv_bytes > free_bytes:
+        raise ConfigError(
+            f"weights ({gib(fit.weight_bytes)}) and a KV cache for {config.max_num_seqs} sequences of {config.max_model_len}"
+            f" tokens ({gib(kv.kv_bytes)}) do not fit into {gib(free_bytes)} of free memory"
+        )
+    return replace(fit, config=config, kv=kv)
 
 
 def check_options(options: EngineOptions) -> None:
@@ -163,12 +180,12 @@ def build(model: Model, fit: Fit, options: EngineOptions, *, progress: Progress,
         executor = _executor(model, fit.config, options, kernels, _in_bytes(progress, fit.weight_bytes))
     finally:
         progress.done()
-    return Engine(model, fit, executor, EXECUTORS[options.executor], tokenizer, template)
+    return Engine(model, fit, executor, EXECUTORS[options.executor], tokenizer, template, executor)
 
 
 def _executor(
     model: Model, config: EngineConfig, options: EngineOptions, kernels: Path | None, on_tensor: Callable[[int, int], None]
-) -> Executor:
+) -> "ReferenceExecutor | CpuExecutor":
     if options.executor == "reference":
         return ReferenceExecutor.load(
             model.description,

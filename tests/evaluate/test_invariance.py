@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -40,6 +41,12 @@ SIZES = Sizes(prompt=40, answer=24, long=None)
 WITH_LONG = Sizes(long=1030, prompt=40, answer=24)
 TEXT = range(2_000)
 TRIALS = 30
+DEFAULT = CpuOptions()
+WAYS = (
+    CpuOptions(quantization="none", kv_cache_dtype="f32"),
+    CpuOptions(quantization="int8", kv_cache_dtype="f16"),
+    CpuOptions(quantization="int8", kv_cache_dtype="int8"),
+)
 
 
 def trials(number_of: int, sizes: Sizes = SIZES, text: Sequence[int] = TEXT) -> list[Trial]:
@@ -131,7 +138,9 @@ def test_bits_are_compared_and_not_numbers() -> None:
 
 
 @contextmanager
-def on_threads(model: Model, sizes: Sizes, counts: Sequence[int] = (1, 2)) -> Iterator[Mapping[str, LogitsExecutor]]:
+def on_threads(
+    model: Model, sizes: Sizes, counts: Sequence[int] = (1, 2), options: CpuOptions = DEFAULT
+) -> Iterator[Mapping[str, LogitsExecutor]]:
     with ExitStack() as stack:
         yield {
             f"{threads} threads": stack.enter_context(
@@ -141,7 +150,7 @@ def on_threads(model: Model, sizes: Sizes, counts: Sequence[int] = (1, 2)) -> It
                     num_blocks=sizes.num_blocks,
                     max_tokens=sizes.max_tokens,
                     max_rows=sizes.requests,
-                    options=CpuOptions(threads=threads),
+                    options=replace(options, threads=threads),
                 )
             )
             for threads in counts
@@ -184,11 +193,12 @@ def never_differs(executors: Mapping[str, LogitsExecutor], trials: st.SearchStra
     return met
 
 
-def test_a_tiny_model_has_the_same_bits_in_any_company() -> None:
+@pytest.mark.parametrize("options", WAYS, ids=lambda options: f"{options.quantization}-{options.kv_cache_dtype}")
+def test_a_tiny_model_has_the_same_bits_in_any_company(options: CpuOptions) -> None:
     model = load_dummy("dummy:tiny")
     text = Random(2).choices(range(model.description.vocab), k=2_000)
-    with on_threads(model, SIZES) as executors:
-        met = never_differs(executors, drawn(text, SIZES), examples=12)
+    with on_threads(model, SIZES, options=options) as executors:
+        met = never_differs(executors, drawn(text, SIZES), examples=8)
     assert all(met[circumstance] for circumstance in (BESIDE, PADDED, PIECES, PREEMPTED, HIT)), met
 
 

@@ -1,7 +1,7 @@
 """`chairlift evaluate`: the flags of its commands. What happens with them is in `accuracy` and `sameness`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,6 @@ DEFAULT_TRIALS = 24
 
 HELP = "Check what the compiled executor computes: how accurate it is, and that no company changes a bit of it."
 
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Threads that compute. Default: as many as there are processors for us."),
-]
 Isa = Annotated[str, typer.Option(metavar="NAME", help="Instructions to compute with; auto: the fastest that are here.")]
 
 
@@ -40,7 +36,7 @@ def perplexity(
     kv_cache_dtype: Annotated[
         str, typer.Option(metavar="LIST", help="How keys and values are held, such as f32,f16: each is tried.")
     ] = AUTO,
-    threads: Threads = None,
+    threads: options.Threads = None,
     isa: Isa = AUTO,
     json: options.Json = None,
 ) -> None:
@@ -101,9 +97,9 @@ def invariance(
     )
 
 
-def commands() -> typer.Typer:
-    """The commands below `chairlift evaluate`."""
-    app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+def evaluate(context: dict[str, Any]) -> typer.Typer:
+    """The commands below `chairlift evaluate`. `context` are the settings of every command."""
+    app = typer.Typer(name="evaluate", help=HELP, no_args_is_help=True, rich_markup_mode=None, context_settings=context)
     app.command()(perplexity)
     app.command()(invariance)
     return app

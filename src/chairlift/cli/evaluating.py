@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast, get_args
 
+from rich.console import Console
+
 from chairlift import compose, machine
-from chairlift.cli import counting
 from chairlift.cli.loading import sources, user_console
+from chairlift.cli.progress import steps
 from chairlift.core.config import DEFAULTS
 from chairlift.core.errors import ConfigError, ModelError
 from chairlift.evaluate.logits import LogitsExecutor
@@ -29,10 +31,10 @@ AUTO = "auto"
 class Builder:
     """Builds executors of one model, and counts what is done with them on the user's console."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, count: counting.Counter, *, kernels: Path) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, console: Console, *, kernels: Path) -> None:
         self.model = model
         self._tokenizer = tokenizer
-        self._count = count
+        self._console = console
         self._kernels = kernels
 
     def tokens(self, text: str) -> list[int]:
@@ -72,7 +74,7 @@ class Builder:
                 max_rows=max_rows,
                 options=options,
                 cache=self._kernels,
-                on_compile=lambda: self._count.notice("Compiling kernels (once)"),
+                on_compile=lambda: self._say("Compiling kernels (once)"),
                 on_tensor=on_tensor,
             )
         try:
@@ -82,16 +84,19 @@ class Builder:
 
     @contextmanager
     def counting(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        self._count.start(label, total)
-        try:
-            yield self._count.advance
-        finally:
-            self._count.done()
+        """Shows work of `total` steps of any kind: a bar, or a line where there is no terminal."""
+        if not self._console.is_terminal:
+            self._say(label)
+        with steps(self._console, label, total) as shown:
+            yield shown.advance
 
     @contextmanager
     def _loading(self, label: str) -> Iterator[Callable[[int, int], None]]:
         with self.counting(label, len(self.model.description.layout())) as advance:
             yield lambda done, total: advance(1)  # noqa: ARG005
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
 
 
 def way(quantization: str, kv_cache_dtype: str, *, threads: int | None, isa: str) -> CpuOptions:
@@ -138,6 +143,6 @@ def opened(spec: str) -> Iterator[Builder]:
     model = registry.load(spec, origin)
     try:
         tokenizer = tokenizers.build(model.tokenizer)
-        yield Builder(model, tokenizer, counting.counter(console), kernels=origin.cache / "kernels")
+        yield Builder(model, tokenizer, console, kernels=origin.cache / "kernels")
     finally:
         model.close()

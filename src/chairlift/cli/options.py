@@ -84,6 +84,13 @@ KvCacheMemoryBytes = Annotated[
 ]
 BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
+Executor = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What computes: reference, or cpu (compiled and faster; experimental).")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Threads of the executor cpu. Default: the processors it may use.")
+]
 ChatTemplateFile = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),

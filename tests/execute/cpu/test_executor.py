@@ -100,12 +100,12 @@ class TestAgainstTheReference:
         for text, scores in zip(texts, logits, strict=True):
             close(scores, reference(PLAIN, weights, text))
 
-    @pytest.mark.parametrize("kind", ["f16", "bf16"])
-    def test_a_smaller_cache_is_close(self, kind: str) -> None:
+    @pytest.mark.parametrize(("kind", "error"), [("f16", 0.02), ("bf16", 0.15), ("int8", 0.3)])
+    def test_a_smaller_cache_is_close(self, kind: str, error: float) -> None:
         weights, tokens = random_weights(PLAIN), random_tokens(LENGTH)
         with cpu_executor(PLAIN, weights, options=CpuOptions(threads=1, kv_cache_dtype=kind)) as executor:
             logits = executor.logits([row(tokens, BLOCKS)])[0]
-        np.testing.assert_allclose(logits, reference(PLAIN, weights, tokens), atol=0.02 if kind == "f16" else 0.15)
+        np.testing.assert_allclose(logits, reference(PLAIN, weights, tokens), atol=error)
 
     def test_weights_and_activations_of_8_bits_are_close(self) -> None:
         weights, tokens = random_weights(PLAIN), random_tokens(LENGTH)
@@ -115,7 +115,10 @@ class TestAgainstTheReference:
         assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("options", [CpuOptions(threads=1), INT8, CpuOptions(threads=1, kv_cache_dtype="bf16")])
+@pytest.mark.parametrize(
+    "options",
+    [CpuOptions(threads=1), INT8, *(CpuOptions(threads=1, kv_cache_dtype=kind) for kind in ("bf16", "int8"))],
+)
 class TestTheSameBits:
     """All comparisons are exact."""
 

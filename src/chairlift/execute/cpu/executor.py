@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.core.costs import Limits, ModelCost
 from chairlift.core.errors import ConfigError
 from chairlift.core.types import Plan, Result, Row, Work
-from chairlift.execute.cpu import native
+from chairlift.execute.cpu import limits, native
 from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
 from chairlift.execute.cpu.batch import MAX_PARTIALS, Batch, pad_blocks
-from chairlift.execute.cpu.isa import SHAPES, choose
+from chairlift.execute.cpu.costs import packed_cost
+from chairlift.execute.cpu.isa import SHAPES, Isa, choose
 from chairlift.execute.cpu.kv import PLACE, KVCache
 from chairlift.execute.cpu.loading import Loader, Quantization
 from chairlift.execute.cpu.operations import KV_KINDS
@@ -57,8 +59,13 @@ class CpuExecutor:
         arena: Arena,
         kv: KVCache,
         batch: Batch,
+        isa: Isa,
+        cost: ModelCost,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.isa: Isa = isa
+        self.cost, self.threads = cost, pool.threads
+        self.computed = (0.0, 0.0)
         self._description = description
         self._pool, self._program, self._arena, self._kv, self._batch = pool, program, arena, kv, batch
         self._turns = {rope: TurnTable(rope, description.head_dim) for rope in program.ropes}
@@ -124,7 +131,8 @@ class CpuExecutor:
             kv_heads=description.kv_heads,
             threads=threads,
         )
-        return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch)
+        cost = packed_cost(description, packed, kv)
+        return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch, isa=isa, cost=cost)
 
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
@@ -155,6 +163,10 @@ class CpuExecutor:
         drawing = sum(bool(row.draws) and not row.pad for row in work)
         return self._arena.logits[:drawing, : self._description.vocab].copy()
 
+    def limits(self) -> Limits:
+        """What the machine can do on the threads of this executor, measured now. Nothing else may be running."""
+        return limits.measure(self._pool, isa=self.isa, clock=self._clock)
+
     def close(self) -> None:
         """Ends the threads. Nothing may be running."""
         self._pool.close()
@@ -166,7 +178,9 @@ class CpuExecutor:
         for rope, table in self._turns.items():
             if table.reach(highest):
                 self._program.set_turns(rope, table.address)
+        began = self._clock()
         self._pool.run()
+        self.computed = (began, self._clock())
 
 
 def check(description: Description, *, block_size: int, options: CpuOptions) -> None:
