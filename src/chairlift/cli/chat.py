@@ -30,6 +30,11 @@ def chat(
     stop: options.Stop = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    executor: options.Executor = options.DEFAULT_EXECUTOR,
+    threads: options.Threads = None,
+    isa: options.Isa = options.AUTO,
+    quantization: options.Quantization = options.AUTO,
+    kv_cache_dtype: options.KvCacheDtype = options.AUTO,
     chat_template: options.ChatTemplateFile = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -41,10 +46,19 @@ def chat(
     from chairlift.compose import EngineOptions
     from chairlift.core.wishes import Wishes
 
-    sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    wanted = EngineOptions(
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        executor=executor,
+        threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
-    engine = load_engine(model, sizes, template=chat_template)
+    engine = load_engine(model, wanted, template=chat_template)
     if not engine.template.available:
         raise TemplateError(
             f"{model} has no chat template: complete text with `chairlift run --raw`, or give one with --chat-template FILE"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
+
 MAX_SECONDS = 1_000_000
 """Longest time that can be set: eleven days."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -68,6 +70,34 @@ KvCacheMemoryBytes = Annotated[
 ]
 BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
+Executor = Annotated[
+    str,
+    typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or plain NumPy to compare with."),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Threads that compute. Default: the processors that may be used.")
+]
+Isa = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|avx512-vnni|avx2-vnni|avx2|portable",
+        help="Instructions to compute with; auto: the fastest that the processor has. Answers do not depend on it.",
+    ),
+]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|int8|int4|none",
+        help="Weights: auto computes in the integers of the file, and in 8 bits where it holds floats; none computes in floats.",
+    ),
+]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|f32|f16|bf16|int8",
+        help="How keys and values are stored; auto: f16 where the processor converts it.",
+    ),
+]
 ChatTemplateFile = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),

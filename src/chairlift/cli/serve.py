@@ -102,12 +102,11 @@ def serve(
             help="How long the dynamic presets wait for a batch to fill.",
         ),
     ] = DEFAULTS.batch_wait_s,
-    executor: Annotated[
-        str, typer.Option(metavar="NAME", help="What computes: reference, or cpu (compiled and faster; experimental).")
-    ] = "reference",
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Threads of the executor cpu. Default: the processors it may use.")
-    ] = None,
+    executor: options.Executor = options.DEFAULT_EXECUTOR,
+    threads: options.Threads = None,
+    isa: options.Isa = options.AUTO,
+    quantization: options.Quantization = options.AUTO,
+    kv_cache_dtype: options.KvCacheDtype = options.AUTO,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -154,6 +153,9 @@ def serve(
         batch_wait_s=batch_wait,
         executor=executor,
         threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )

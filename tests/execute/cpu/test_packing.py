@@ -7,7 +7,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from chairlift.execute.cpu.formats import Quantised
-from chairlift.execute.cpu.packing import Matrix, decode, from_floats, rounded_to_8_bits, stacked
+from chairlift.execute.cpu.packing import Matrix, decode, from_floats, rounded_to_8_bits
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 ROWS, INPUTS = 7, 512
@@ -69,13 +69,6 @@ def test_inputs_are_padded_with_zeros() -> None:
     padded = from_floats(np.ones((2, 24), dtype=np.float32))
     assert padded.numbers.shape == (2, 32)
     assert not padded.numbers[:, 24:].any()
-
-
-def test_stacked_matrices_begin_at_multiples_of_the_padding() -> None:
-    one, two = decode(stored("Q4_1", 1), "Q4_1"), decode(stored("Q4_1", 2), "Q4_1")
-    both = meaning(stacked([one, two]))
-    assert np.array_equal(both[:ROWS], meaning(one))
-    assert np.array_equal(both[64 : 64 + ROWS], meaning(two))
 
 
 def test_rows_of_rotary_pairs_are_put_into_halves() -> None:

@@ -28,6 +28,10 @@ class KVCache:
         self._keys: list[NDArray[Any]] = [aligned(elements, dtype) for _ in range(layers)]
         self._values: list[NDArray[Any]] = [aligned(elements, dtype) for _ in range(layers)]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (*self._keys, *self._values))
+
     def keys(self, layer: int) -> int:
         return self._keys[layer].ctypes.data
 

@@ -6,7 +6,7 @@ has no threads of its own.
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,14 @@ class Pool:
 
     def _work(self, number: int) -> None:
         self._entries["run_worker"](self.state.address, self._scratch[number].ctypes.data, number)
+
+
+def usable_processors(
+    affinity: Callable[[int], Collection[int]] | None = getattr(os, "sched_getaffinity", None),
+    count: Callable[[], int | None] = os.cpu_count,
+) -> int:
+    """Processors that this process may run on; all of them where the system (macOS) does not say."""
+    return len(affinity(0)) if affinity is not None else count() or 1
 
 
 def default_threads(*, affinity: int, root: Path = Path("/")) -> int:
