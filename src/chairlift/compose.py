@@ -141,7 +141,7 @@ def build(
     `kernels` is where compiled code is kept.
     """
     tokenizer, template = speech(model)
-    stages = _Stages(f"Loading {model.name}", fit.weight_bytes, progress, clock)
+    stages = Stages(f"Loading {model.name}", fit.weight_bytes, progress, clock)
     try:
         watch = Watch(on_compile=stages.compiling, on_tensor=stages.loading)
         executor = prospect(model, options).load(fit.config, kernels=kernels, watch=watch)
@@ -150,7 +150,7 @@ def build(
     return Engine(model, fit, executor, tokenizer, template)
 
 
-class _Stages:
+class Stages:
     """Tells the progress of what may come first, compiling, and of what always comes: reading the weights."""
 
     def __init__(self, label: str, total_bytes: int, progress: Progress, clock: Callable[[], float]) -> None:
