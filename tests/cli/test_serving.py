@@ -24,7 +24,9 @@ def address(line: str) -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """The address of a server with a made-up model, set up by a file, an environment variable and flags."""
     config = tmp_path_factory.mktemp("serve") / "chairlift.yaml"
-    config.write_text("model: dummy:tiny\nport: 1\nmax-model-len: 1k\nquantization: none\nthreads: 1\nserved-model-name: [first, second]\n")
+    config.write_text(
+        "model: dummy:tiny\nport: 1\nmax-model-len: 1k\nquantization: none\nthreads: 1\nserved-model-name: [first, second]\n"
+    )
     with chairlift("serve", "--config", str(config), "--port", "0", CHAIRLIFT_API_KEY="sesame") as process:
         assert "1 thread, weights as floating-point numbers" in until(process, "compute")
         yield address(until(process, "address"))

@@ -72,7 +72,9 @@ BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in
 MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
 Executor = Annotated[
     str,
-    typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or plain NumPy to compare with."),
+    typer.Option(
+        metavar="cpu|reference", help="What computes: machine code for this processor, or plain NumPy to compare with."
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Threads that compute. Default: the processors that may be used.")

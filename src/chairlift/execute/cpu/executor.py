@@ -71,7 +71,7 @@ class CpuExecutor:
         """Compiles (if `cache` does not have it yet), reads all weights, starts the threads.
 
         `max_tokens` and `max_rows` are the tokens and the drawing rows of the largest step there will be. `on_tensor(done,
-        total)` is called once everything is compiled, and follows the reading in bytes.
+        total)` is called once everything is compiled, and follows the reading.
         """
         options = options or CpuOptions()
         check(description, block_size=block_size, options=options)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,9 @@ PIECES_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Work that may be done beside all other such work, and how many bytes of packed weights come of it."""
+    """Work that may be done beside all other such work, and how many weights it reads."""
 
-    bytes: int
+    weights: int
     run: Callable[[], None]
 
 
@@ -58,10 +58,12 @@ class Loader:
         shape: Shape,
         quantization: Quantization,
         threads: int = 1,
+        piece: int = PIECE,
         on_tensor: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`on_tensor(done, total)` is called before the first matrix is read and whenever there is more, in bytes."""
-        self._description, self._weights, self._shape, self._threads = description, weights, shape, threads
+        """`on_tensor(done, total)` is called before the first matrix is read and whenever more is done, in numbers."""
+        self._description, self._weights, self._shape = description, weights, shape
+        self._threads, self._piece = threads, piece
         self._layout = description.layout()
         self._outline = Outline(description, weights, quantization)
         self._on_tensor = on_tensor
@@ -130,7 +132,7 @@ class Loader:
         """All that fills the outputs of `packed` from `first` on."""
         weights, pieces = self._weights, list(self._pieces(name, first))
         if not isinstance(weights, StoredWeights):
-            yield _Job(self._outline.matrix(name).bytes, lambda: self._lay_whole(name, packed, pieces))
+            yield _Job(prod(self._layout[name]), lambda: self._lay_whole(name, packed, pieces))
             return
         for begin, end, at in pieces:
 
@@ -140,7 +142,7 @@ class Loader:
                     matrix = matrix.deinterleaved((end - begin) // self._description.head_dim)
                 self._lay(name, matrix, packed, at)
 
-            yield _Job(packed.data.size * (end - begin) // packed.outputs, run)
+            yield _Job((end - begin) * self._layout[name][1], run)
 
     def _pieces(self, name: str, first: int) -> Iterator[tuple[int, int, int]]:
         """Ranges of outputs, and where each is laid. They are cut where strips and heads begin."""
@@ -150,7 +152,7 @@ class Loader:
             head = padded = 1
         # So many heads end where a strip does.
         step = head * (ROW_PAD // gcd(padded, ROW_PAD))
-        step *= max(1, PIECE // (step * inputs))
+        step *= max(1, self._piece // (step * inputs))
         for begin in range(0, outputs, step):
             yield begin, min(outputs, begin + step), first + begin // head * padded
 
@@ -175,11 +177,11 @@ class Loader:
     # ── work ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
-        done, total = 0, sum(job.bytes for job in self._jobs)
+        done, total = 0, sum(job.weights for job in self._jobs)
         self._tell(done, total)
         with ThreadPoolExecutor(self._threads, thread_name_prefix="chairlift-load") as pool:
-            for size in _in_order(pool, self._jobs, ahead=PIECES_AHEAD * self._threads):
-                done += size
+            for count in _in_order(pool, self._jobs, ahead=PIECES_AHEAD * self._threads):
+                done += count
                 self._tell(done, total)
         self._jobs = []
 
@@ -189,7 +191,7 @@ class Loader:
 
 
 def _in_order(pool: ThreadPoolExecutor, jobs: Iterable[_Job], *, ahead: int) -> Iterator[int]:
-    """Does the jobs and yields their sizes. Few are handed over ahead of time, so that little is left if one fails."""
+    """Does the jobs and yields how many weights each has read. Few are handed over ahead of time, so that little is left if one fails."""
     waiting: deque[tuple[_Job, Future[None]]] = deque()
     for job in jobs:
         waiting.append((job, pool.submit(job.run)))
@@ -201,7 +203,7 @@ def _in_order(pool: ThreadPoolExecutor, jobs: Iterable[_Job], *, ahead: int) -> 
 
 def _finished(job: _Job, future: "Future[None]") -> int:
     future.result()
-    return job.bytes
+    return job.weights
 
 
 def _padded(values: NDArray[np.float32], width: int) -> NDArray[Any]:
