@@ -7,7 +7,6 @@ import pytest
 from chairlift import __version__
 from chairlift.cli import main
 
-
 PLAIN = ("--executor", "reference")
 """Compiles nothing, which would take seconds with a cache that is empty."""
 

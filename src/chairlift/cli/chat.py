@@ -11,6 +11,7 @@ import typer
 from chairlift.cli import options
 from chairlift.core.errors import ChairliftError, NeverFits, TemplateError
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from chairlift.cli.talk import Messages, Talker
@@ -30,11 +31,11 @@ def chat(
     stop: options.Stop = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
-    executor: options.Executor = options.DEFAULT_EXECUTOR,
+    executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
-    isa: options.Isa = options.AUTO,
-    quantization: options.Quantization = options.AUTO,
-    kv_cache_dtype: options.KvCacheDtype = options.AUTO,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     chat_template: options.ChatTemplateFile = None,
 ) -> None:
     """Talk with a model in the terminal.

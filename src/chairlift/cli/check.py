@@ -9,6 +9,7 @@ from chairlift.cli import options
 from chairlift.cli.report import NO_TEMPLATE
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from chairlift.compose import Fit
@@ -21,11 +22,11 @@ def check(
     max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
-    executor: options.Executor = options.DEFAULT_EXECUTOR,
+    executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
-    isa: options.Isa = options.AUTO,
-    quantization: options.Quantization = options.AUTO,
-    kv_cache_dtype: options.KvCacheDtype = options.AUTO,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     json: options.Json = None,
 ) -> None:
     """Say what a model is and whether it fits here.

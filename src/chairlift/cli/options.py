@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from chairlift.options import AUTO, DEFAULT_EXECUTOR
-
 MAX_SECONDS = 1_000_000
 """Longest time that can be set: eleven days."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -72,9 +70,7 @@ BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in
 MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
 Executor = Annotated[
     str,
-    typer.Option(
-        metavar="cpu|reference", help="What computes: machine code for this processor, or plain NumPy to compare with."
-    ),
+    typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or NumPy to compare with."),
 ]
 Threads = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Threads that compute. Default: the processors that may be used.")
@@ -90,7 +86,7 @@ Quantization = Annotated[
     str,
     typer.Option(
         metavar="auto|int8|int4|none",
-        help="Weights: auto computes in the integers of the file, and in 8 bits where it holds floats; none computes in floats.",
+        help="Weights; auto: the integers that the file holds, or 8 bits if it holds floats; none: floats.",
     ),
 ]
 KvCacheDtype = Annotated[

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chairlift.cli import options
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from chairlift.cli.talk import Said, Talker
@@ -25,11 +26,11 @@ def run(
     stop: options.Stop = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
-    executor: options.Executor = options.DEFAULT_EXECUTOR,
+    executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
-    isa: options.Isa = options.AUTO,
-    quantization: options.Quantization = options.AUTO,
-    kv_cache_dtype: options.KvCacheDtype = options.AUTO,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     chat_template: options.ChatTemplateFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and rates to standard error afterwards.")] = False,
     json: options.Json = None,

@@ -9,6 +9,7 @@ from chairlift.cli import options
 from chairlift.cli.config_file import read_into
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 from chairlift.server.settings import Settings
 
 SETTINGS = Settings()
@@ -102,11 +103,11 @@ def serve(
             help="How long the dynamic presets wait for a batch to fill.",
         ),
     ] = DEFAULTS.batch_wait_s,
-    executor: options.Executor = options.DEFAULT_EXECUTOR,
+    executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
-    isa: options.Isa = options.AUTO,
-    quantization: options.Quantization = options.AUTO,
-    kv_cache_dtype: options.KvCacheDtype = options.AUTO,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),

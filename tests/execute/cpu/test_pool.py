@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,15 +40,15 @@ class TestTheirNumber:
 
 
 def test_where_the_system_does_not_say_which_processors_may_be_used_all_are() -> None:
-    assert usable_processors(None, lambda: 6) == 6
+    assert usable_processors(SimpleNamespace(cpu_count=lambda: 6)) == 6
 
 
 def test_only_processors_that_may_be_used_count() -> None:
-    assert usable_processors(lambda _: {1, 5}, lambda: 6) == 2
+    assert usable_processors(SimpleNamespace(cpu_count=lambda: 6, sched_getaffinity=lambda _: {1, 5})) == 2
 
 
 def test_there_is_always_one_processor() -> None:
-    assert usable_processors(None, lambda: None) == 1
+    assert usable_processors(SimpleNamespace(cpu_count=lambda: None)) == 1
 
 
 def workers() -> list[threading.Thread]:

@@ -191,7 +191,7 @@ class Loader:
 
 
 def _in_order(pool: ThreadPoolExecutor, jobs: Iterable[_Job], *, ahead: int) -> Iterator[int]:
-    """Does the jobs and yields how many weights each has read. Few are handed over ahead of time, so that little is left if one fails."""
+    """Does the jobs and yields what each has read. Few are handed over ahead of time, so that little is left if one fails."""
     waiting: deque[tuple[_Job, Future[None]]] = deque()
     for job in jobs:
         waiting.append((job, pool.submit(job.run)))

@@ -5,7 +5,7 @@ Knows names; reads nothing from the machine, and needs no compiler, so that a wr
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from chairlift.core.errors import ConfigError
 from chairlift.execute.cpu.isa import SHAPES, Isa, choose
@@ -13,6 +13,7 @@ from chairlift.execute.cpu.kv import PLACE
 from chairlift.execute.cpu.operations import KV_KINDS
 
 AUTO = "auto"
+Name = TypeVar("Name", bound=str)
 MAX_THREADS = 1024
 
 Quantization = Literal["auto", "int8", "int4", "none"]
@@ -65,8 +66,8 @@ def resolve(options: CpuOptions, features: Mapping[str, bool], *, threads: int) 
     ConfigError for a wrong name, or an instruction set that the processor lacks.
     """
     check_names(options)
+    quantization = _known("quantization", options.quantization, QUANTIZATIONS)
     isa = choose(features, None if options.isa == AUTO else options.isa)
-    (quantization,) = (name for name in QUANTIZATIONS if name == options.quantization)
     kv = kv_kind(isa) if options.kv_cache_dtype == AUTO else options.kv_cache_dtype
     return Choice(options.threads or threads, isa, quantization, kv)
 
@@ -79,6 +80,10 @@ def kv_kind(isa: Isa) -> str:
     return "f32" if isa == "portable" else "f16"
 
 
-def _known(setting: str, value: str, names: Iterable[str]) -> None:
-    if value not in (listed := tuple(names)):
-        raise ConfigError(f"{setting} {value!r:.40} is unknown: it may be {', '.join(listed)}")
+def _known(setting: str, value: str, names: Iterable[Name]) -> Name:
+    """The name that `value` is."""
+    listed = tuple(names)
+    for name in listed:
+        if name == value:
+            return name
+    raise ConfigError(f"{setting} {value!r:.40} is unknown: it may be {', '.join(listed)}")

@@ -44,7 +44,8 @@ class Outline:
     """The tensors of one model, by the names of the layout."""
 
     def __init__(self, description: Description, weights: Weights, quantization: Quantization) -> None:
-        self._description, self._weights, self._quantization = description, weights, quantization
+        self._description, self._weights = description, weights
+        self._quantization: Quantization = quantization
         self._layout = description.layout()
         self.widths = Widths.of(description)
 

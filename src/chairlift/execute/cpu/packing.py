@@ -1,10 +1,10 @@
-"""Weights on their way from a file to the kernels: decoded, put into another numeric form if need be, laid out for their strips.
+"""Weights on their way from a file to the kernels: decoded, rounded if another form is wanted, laid out in strips.
 
 Knows ggml's block formats (read off its `ggml-quants` and the GGUF specification) and the layout that `kernels.dots` and
 `kernels.gemm` read. A matrix is (outputs, inputs); inputs are padded to groups of 32, outputs to `ROW_PAD`, both with zeros.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -149,7 +149,7 @@ def rounded_to_4_bits(values: NDArray[np.float32]) -> Matrix:
     """
     values = _pad_inputs(values)
     groups = values.reshape(len(values), -1, ACTIVATION_GROUP)
-    broken = ~np.isfinite(groups).all(axis=2)
+    broken: Array = ~np.isfinite(groups).all(axis=2)
     groups = np.where(broken[:, :, None], np.float32(0), groups)
     low, spread = groups.min(axis=2), np.ptp(groups, axis=2)
     best = _Fit.nearest(groups, *_line(groups, np.zeros_like(groups)))

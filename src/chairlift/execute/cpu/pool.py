@@ -6,8 +6,9 @@ has no threads of its own.
 
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,12 +58,11 @@ class Pool:
         self._entries["run_worker"](self.state.address, self._scratch[number].ctypes.data, number)
 
 
-def usable_processors(
-    affinity: Callable[[int], Collection[int]] | None = getattr(os, "sched_getaffinity", None),
-    count: Callable[[], int | None] = os.cpu_count,
-) -> int:
-    """Processors that this process may run on; all of them where the system (macOS) does not say."""
-    return len(affinity(0)) if affinity is not None else count() or 1
+def usable_processors(system: Any = os) -> int:
+    """Processors that this process may run on; all of them where the system (macOS) does not say which."""
+    if hasattr(system, "sched_getaffinity"):
+        return len(system.sched_getaffinity(0))
+    return system.cpu_count() or 1
 
 
 def default_threads(*, affinity: int, root: Path = Path("/")) -> int:
