@@ -86,10 +86,32 @@ BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in
 MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
 Executor = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What computes: reference, or cpu (compiled and faster; experimental).")
+    str,
+    typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or NumPy to compare with."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Threads of the executor cpu. Default: the processors it may use.")
+    int | None, typer.Option(min=1, metavar="N", help="Threads that compute. Default: the processors that may be used.")
+]
+Isa = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|avx512-vnni|avx2-vnni|avx2|portable",
+        help="Instructions to compute with; auto: the fastest that the processor has. Answers do not depend on it.",
+    ),
+]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|int8|int4|none",
+        help="Weights; auto: the integers that the file holds, or 8 bits if it holds floats; none: floats.",
+    ),
+]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|f32|f16|bf16|int8",
+        help="How keys and values are stored; auto: f16 where the processor converts it.",
+    ),
 ]
 ChatTemplateFile = Annotated[
     Path | None,

@@ -47,6 +47,10 @@ class Gauge(Protocol):
         ...
 
 
+class GaugedExecutor(Executor, Gauge, Protocol):
+    """Both at once, as every executor of ours is."""
+
+
 class Sink(Protocol):
     """Consumes what happened: metrics, traces, records. It must not block; one that raises is switched off and logged.
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpu_executors import CPU_BLOCK, cpu_executor, in_pieces
+from cpu_executors import CPU_BLOCK, EXACT, cpu_executor, in_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_kernels import HOST_ISAS
@@ -20,7 +20,7 @@ from chairlift.models.description import Description, Layer, Rope
 EVERYTHING = VARIANTS["everything"]
 LENGTH = 45
 BLOCKS = [7, 2, 5]
-INT8 = CpuOptions(threads=1, quantization="int8")
+INT8 = replace(EXACT, quantization="int8")
 
 
 def reference(description: Description, weights: ArrayWeights, tokens: list[int]) -> NDArray[np.float32]:
@@ -48,7 +48,7 @@ class TestAgainstTheReference:
     @pytest.mark.parametrize("isa", HOST_ISAS)
     def test_every_instruction_set(self, isa: str) -> None:
         weights, tokens = random_weights(EVERYTHING), random_tokens(LENGTH)
-        with cpu_executor(EVERYTHING, weights, options=CpuOptions(threads=1, isa=isa)) as executor:
+        with cpu_executor(EVERYTHING, weights, options=replace(EXACT, isa=isa)) as executor:
             close(executor.logits([row(tokens, BLOCKS)])[0], reference(EVERYTHING, weights, tokens))
 
     @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 128, 200])
@@ -87,7 +87,7 @@ class TestAgainstTheReference:
         blocks, edges = list(range(194)), [*range(0, 3100, 512), 3099, 3100]
         logits: list[NDArray[np.float32]] = []
         for threads in (1, 2):
-            options = CpuOptions(threads=threads)
+            options = replace(EXACT, threads=threads)
             with cpu_executor(description, weights, num_blocks=194, options=options) as executor:
                 logits.append(in_pieces(executor, tokens, edges, blocks))
         same(logits[0], logits[1])
@@ -103,7 +103,7 @@ class TestAgainstTheReference:
     @pytest.mark.parametrize(("kind", "error"), [("f16", 0.02), ("bf16", 0.15), ("int8", 0.3)])
     def test_a_smaller_cache_is_close(self, kind: str, error: float) -> None:
         weights, tokens = random_weights(PLAIN), random_tokens(LENGTH)
-        with cpu_executor(PLAIN, weights, options=CpuOptions(threads=1, kv_cache_dtype=kind)) as executor:
+        with cpu_executor(PLAIN, weights, options=replace(EXACT, kv_cache_dtype=kind)) as executor:
             logits = executor.logits([row(tokens, BLOCKS)])[0]
         np.testing.assert_allclose(logits, reference(PLAIN, weights, tokens), atol=error)
 
@@ -116,8 +116,7 @@ class TestAgainstTheReference:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [CpuOptions(threads=1), INT8, *(CpuOptions(threads=1, kv_cache_dtype=kind) for kind in ("bf16", "int8"))],
+    "options", [EXACT, INT8, *(replace(EXACT, kv_cache_dtype=kind) for kind in ("bf16", "int8"))]
 )
 class TestTheSameBits:
     """All comparisons are exact."""
@@ -170,7 +169,7 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
     done = dict.fromkeys(texts, 0)
     last: dict[str, NDArray[np.float32]] = {}
     weights = random_weights(EVERYTHING)
-    with cpu_executor(EVERYTHING, weights, num_blocks=18, options=CpuOptions(threads=2, quantization="int8")) as batch:
+    with cpu_executor(EVERYTHING, weights, num_blocks=18, options=replace(INT8, threads=2)) as batch:
         while left := [name for name in texts if done[name] < len(texts[name])]:
             chosen = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
             counts = [data.draw(st.integers(1, len(texts[name]) - done[name])) for name in chosen]
@@ -222,7 +221,7 @@ class TestThePort:
             assert len(set(executor.collect().rows[0].tokens)) > 1
 
     @pytest.mark.parametrize("value", [np.inf, np.nan])
-    @pytest.mark.parametrize("options", [CpuOptions(threads=1), INT8])
+    @pytest.mark.parametrize("options", [EXACT, INT8])
     def test_a_row_with_broken_logits_fails_and_the_others_are_answered(self, value: float, options: CpuOptions) -> None:
         weights = random_weights(PLAIN)
         weights.tensors["embed"][60] = value

@@ -3,10 +3,8 @@
 Knows plans and results; the arithmetic is machine code (`kernels`), its order a program (`program`).
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +17,11 @@ from chairlift.execute.cpu import limits, native
 from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
 from chairlift.execute.cpu.batch import MAX_PARTIALS, Batch, pad_blocks
 from chairlift.execute.cpu.costs import packed_cost
-from chairlift.execute.cpu.isa import SHAPES, Isa, choose
-from chairlift.execute.cpu.kv import PLACE, KVCache
-from chairlift.execute.cpu.loading import Loader, Quantization
-from chairlift.execute.cpu.operations import KV_KINDS
-from chairlift.execute.cpu.pool import Pool, default_threads
+from chairlift.execute.cpu.isa import SHAPES, Isa
+from chairlift.execute.cpu.kv import KVCache
+from chairlift.execute.cpu.loading import Loader
+from chairlift.execute.cpu.options import Choice, CpuOptions, check_block_size, check_names, resolve
+from chairlift.execute.cpu.pool import Pool, default_threads, usable_processors
 from chairlift.execute.cpu.program import Program
 from chairlift.execute.cpu.rotation import TurnTable
 from chairlift.models.description import Description, Weights
@@ -31,16 +29,6 @@ from chairlift.models.description import Description, Weights
 BROKEN_LOGITS = "the model's logits are not finite numbers"
 MAX_HEAD_DIM = 512
 MAX_QUERIES_A_KEY = 32
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
-    """How to compute. None: work it out from the machine."""
-
-    threads: int | None = None
-    isa: str | None = None
-    quantization: Quantization = "auto"
-    kv_cache_dtype: str = "f32"
 
 
 class CpuExecutor:
@@ -89,17 +77,23 @@ class CpuExecutor:
     ) -> "CpuExecutor":
         """Compiles (if `cache` does not have it yet), reads all weights, starts the threads.
 
-        `max_tokens` and `max_rows` are the tokens and the drawing rows of the largest step there will be.
+        `max_tokens` and `max_rows` are the tokens and the drawing rows of the largest step there will be. `on_tensor(done,
+        total)` is called once everything is compiled, and follows the reading.
         """
         options = options or CpuOptions()
         check(description, block_size=block_size, options=options)
         host = native.Host.detect()
-        isa = choose(host.features, options.isa)
-        code = native.load(isa, host, cache=cache, on_compile=on_compile)
-        loader = Loader(description, weights, shape=SHAPES[isa], quantization=options.quantization, on_tensor=on_tensor)
-        packed = loader.load()
-        threads = options.threads or default_threads(affinity=len(os.sched_getaffinity(0)))
-        pool = Pool(code, threads=threads, scratch_bytes=scratch_bytes(description.vocab))
+        choice = decide(options, host)
+        code = native.load(choice.isa, host, cache=cache, on_compile=on_compile)
+        packed = Loader(
+            description,
+            weights,
+            shape=SHAPES[choice.isa],
+            quantization=choice.quantization,
+            threads=choice.threads,
+            on_tensor=on_tensor,
+        ).load()
+        pool = Pool(code, threads=choice.threads, scratch_bytes=scratch_bytes(description.vocab))
         widths = Widths.of(description)
         arena = Arena.of(description, widths, tokens=max_tokens, rows=max_rows, partials=MAX_PARTIALS)
         kv = KVCache(
@@ -108,7 +102,7 @@ class CpuExecutor:
             block_size=block_size,
             kv_heads=description.kv_heads,
             head=widths.head,
-            kind=options.kv_cache_dtype,
+            kind=choice.kv,
         )
         program = Program(
             description,
@@ -116,9 +110,9 @@ class CpuExecutor:
             widths=widths,
             arena=arena,
             kv=kv,
-            shape=SHAPES[isa],
+            shape=SHAPES[choice.isa],
             state=pool.state,
-            threads=threads,
+            threads=choice.threads,
         )
         batch = Batch(
             pool.state,
@@ -129,10 +123,10 @@ class CpuExecutor:
             block_size=block_size,
             heads=description.heads,
             kv_heads=description.kv_heads,
-            threads=threads,
+            threads=choice.threads,
         )
         cost = packed_cost(description, packed, kv)
-        return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch, isa=isa, cost=cost)
+        return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch, isa=choice.isa, cost=cost)
 
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
@@ -183,14 +177,15 @@ class CpuExecutor:
         self.computed = (began, self._clock())
 
 
+def decide(options: CpuOptions, host: native.Host) -> Choice:
+    """What is computed with on this machine. ConfigError if that is not possible."""
+    return resolve(options, host.features, threads=default_threads(affinity=usable_processors()))
+
+
 def check(description: Description, *, block_size: int, options: CpuOptions) -> None:
     """ConfigError if this executor cannot run the model, or not in this way."""
-    if block_size % PLACE:
-        raise ConfigError(f"block_size must be a multiple of {PLACE} on the CPU, not {block_size}")
-    if options.kv_cache_dtype not in KV_KINDS:
-        raise ConfigError(f"kv_cache_dtype {options.kv_cache_dtype!r:.20} is unknown: it may be {', '.join(KV_KINDS)}")
-    if options.threads is not None and options.threads < 1:
-        raise ConfigError(f"threads must be at least 1, not {options.threads}")
+    check_names(options)
+    check_block_size(block_size)
     if description.head_dim > MAX_HEAD_DIM:
         raise ConfigError(f"heads of {description.head_dim} elements: the limit is {MAX_HEAD_DIM}")
     if description.heads // description.kv_heads > MAX_QUERIES_A_KEY:

@@ -34,6 +34,10 @@ class KVCache:
         parts = (self._keys, self._values, self._key_steps, self._value_steps)
         return sum(part[0].nbytes for part in parts) // (self.num_blocks * self.block_size)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (*self._keys, *self._values))
+
     def keys(self, layer: int) -> int:
         return self._keys[layer].ctypes.data
 

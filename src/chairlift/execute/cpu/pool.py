@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,13 @@ class Pool:
 
     def _work(self, number: int) -> None:
         self._entries["run_worker"](self.state.address, self._scratch[number].ctypes.data, number)
+
+
+def usable_processors(system: Any = os) -> int:
+    """Processors that this process may run on; all of them where the system (macOS) does not say which."""
+    if hasattr(system, "sched_getaffinity"):
+        return len(system.sched_getaffinity(0))
+    return system.cpu_count() or 1
 
 
 def default_threads(*, affinity: int, root: Path = Path("/")) -> int:
