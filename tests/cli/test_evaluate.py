@@ -13,9 +13,11 @@ from chairlift.cli import main
 from chairlift.cli.report import table
 from chairlift.cli.sameness import Asked, tell
 from chairlift.evaluate.invariance import BESIDE, Difference, Place, Report
+from chairlift.executors import Computes
 
 FEW = ("--tokens", "60", "--window", "32")
 ASKED = Asked("dummy:tiny", 3, 0, (1, 2), "auto", "auto", "auto")
+COMPUTES = Computes("cpu", "", "f16", "avx2", 1)
 SAME = Report({"1 thread": 9}, {"1 thread": Counter({BESIDE: 4})}, ())
 WRONG = Difference(2, "1 thread", Place(1, 17), frozenset({BESIDE}), 5, 512, 3, 0.5, 0.25)
 
@@ -140,14 +142,14 @@ def test_invariance_says_what_was_tried(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_command_ends_well_if_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    tell("dummy:tiny", ASKED, SAME, None)
+    tell("dummy:tiny", ASKED, COMPUTES, SAME, None)
     assert re.search(r"different +0\n", capsys.readouterr().out)
 
 
 def test_a_difference_ends_the_command_with_1_and_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
     with pytest.raises(typer.Exit) as caught:
-        tell("dummy:tiny", ASKED, Report(SAME.compared, SAME.met, (WRONG, WRONG)), report)
+        tell("dummy:tiny", ASKED, COMPUTES, Report(SAME.compared, SAME.met, (WRONG, WRONG)), report)
     assert caught.value.exit_code == 1
     captured = capsys.readouterr()
     assert re.search(r"different +2\n", captured.out)

@@ -8,13 +8,15 @@ from typing import Any
 
 import typer
 
-from chairlift.cli.evaluating import BLOCK_SIZE, Builder, check_names, chosen_isa, opened, said, way
+from chairlift import executors
+from chairlift.cli.evaluating import BLOCK_SIZE, REFERENCE, Builder, compiled, opened
 from chairlift.cli.report import table, write_json
 from chairlift.core.errors import ConfigError
 from chairlift.evaluate import texts
 from chairlift.evaluate.logits import blocks_for
 from chairlift.evaluate.perplexity import ROWS, Change, Reading, Window, compare, predicted, read, windows
-from chairlift.execute.cpu.executor import CpuOptions
+from chairlift.executors import Computes
+from chairlift.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Asked:
 class Measured:
     """A way to compute, its reading, and how that differs from the reference's."""
 
-    options: CpuOptions
+    options: EngineOptions
+    computes: Computes
     reading: Reading
     change: Change
 
@@ -45,10 +48,10 @@ def run(asked: Asked, json: Path | None) -> None:
     text = texts.shipped() if asked.text is None else texts.read(asked.text)
     ways = _ways(asked)
     for one in ways:
-        check_names(one)
+        executors.check(one)
     with opened(asked.model) as builder:
         for one in ways:
-            builder.check(one)
+            builder.computes(one)
         cut = _windows(asked, builder, text)
         reference = _reference(builder, cut)
         measured = [_measure(builder, one, cut, reference) for one in ways]
@@ -61,9 +64,9 @@ def run(asked: Asked, json: Path | None) -> None:
             typer.echo(line)
 
 
-def _ways(asked: Asked) -> list[CpuOptions]:
+def _ways(asked: Asked) -> list[EngineOptions]:
     return [
-        way(quantization, kind, threads=asked.threads, isa=asked.isa)
+        compiled(quantization, kind, threads=asked.threads, isa=asked.isa)
         for quantization, kind in product(asked.quantizations, asked.kv_cache_dtypes)
     ]
 
@@ -79,24 +82,21 @@ def _windows(asked: Asked, builder: Builder, text: str) -> list[Window]:
 
 
 def _reference(builder: Builder, cut: Sequence[Window]) -> Reading:
+    return _read(builder, REFERENCE, cut)
+
+
+def _measure(builder: Builder, options: EngineOptions, cut: Sequence[Window], reference: Reading) -> Measured:
+    reading = _read(builder, options, cut)
+    return Measured(options, builder.computes(options), reading, compare(reading, reference))
+
+
+def _read(builder: Builder, options: EngineOptions, cut: Sequence[Window]) -> Reading:
+    blocks = blocks_for(max(map(len, cut)), BLOCK_SIZE)
     with (
-        builder.reference(num_blocks=_blocks(cut)) as executor,
-        builder.counting("Reading with the float32 reference", predicted(cut)) as advance,
+        builder.executor(options, num_blocks=blocks, max_tokens=ROWS, max_rows=ROWS) as executor,
+        builder.counting(f"Reading with {builder.computes(options).words}", predicted(cut)) as advance,
     ):
         return read(executor, cut, block_size=BLOCK_SIZE, on_tokens=advance)
-
-
-def _measure(builder: Builder, options: CpuOptions, cut: Sequence[Window], reference: Reading) -> Measured:
-    with (
-        builder.compiled(options, num_blocks=_blocks(cut), max_tokens=ROWS, max_rows=ROWS) as executor,
-        builder.counting(f"Reading with {said(options)}", predicted(cut)) as advance,
-    ):
-        reading = read(executor, cut, block_size=BLOCK_SIZE, on_tokens=advance)
-    return Measured(options, reading, compare(reading, reference))
-
-
-def _blocks(cut: Sequence[Window]) -> int:
-    return blocks_for(max(map(len, cut)), BLOCK_SIZE)
 
 
 def _rows(reference: Reading, measured: Sequence[Measured]) -> list[tuple[str, ...]]:
@@ -107,8 +107,8 @@ def _rows(reference: Reading, measured: Sequence[Measured]) -> list[tuple[str, .
     for one in measured:
         change = f"{100 * one.change.ratio:+.3f} % ± {100 * one.change.error:.3f}"
         agreement = f"{100 * one.change.agreement:.2f} %"
-        options = one.options
-        rows.append(("cpu", options.quantization, options.kv_cache_dtype, f"{one.reading.perplexity:.4f}", change, agreement))
+        weights, kv = one.options.quantization, one.computes.kv_cache_dtype
+        rows.append(("cpu", weights, kv, f"{one.reading.perplexity:.4f}", change, agreement))
     return rows
 
 
@@ -118,13 +118,14 @@ def _figures(name: str, asked: Asked, reference: Reading, measured: Sequence[Mea
         "text": "shipped" if asked.text is None else str(asked.text),
         "window": asked.window,
         "tokens": reference.tokens,
-        "isa": chosen_isa(asked.isa),
         "reference": {"perplexity": reference.perplexity},
         "rows": [
             {
-                "executor": "cpu",
+                "executor": one.computes.executor,
+                "isa": one.computes.isa,
+                "threads": one.computes.threads,
                 "quantization": one.options.quantization,
-                "kv_cache_dtype": one.options.kv_cache_dtype,
+                "kv_cache_dtype": one.computes.kv_cache_dtype,
                 "perplexity": one.reading.perplexity,
                 "change_percent": 100 * one.change.ratio,
                 "change_error_percent": 100 * one.change.error,

@@ -1,7 +1,7 @@
 """`chairlift bench`: measurements. What is measured, and how, is in `chairlift.bench`; here are flags, tables and files."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 from chairlift.cli import options
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,8 +85,11 @@ def engine(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which random tokens prompts are made of.")] = 0,
     max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     block_size: options.BlockSize = DEFAULTS.block_size,
-    executor: options.Executor = None,
+    executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     json: options.Json = None,
 ) -> None:
     """Measure how fast a model runs here, without HTTP.
@@ -112,10 +116,12 @@ def engine(
         max_num_seqs=max(workload.batches),
         max_num_batched_tokens=max(max_num_batched_tokens, *workload.batches),
         block_size=block_size,
+        executor=executor,
         threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
     )
-    if executor is not None:
-        asked = replace(asked, executor=executor)
     compose.check_options(asked)
     console = user_console()
     loaded, limits, subject = _prepare(model, asked, workload, console)
@@ -146,7 +152,7 @@ def _prepare(
             f"prompts of {workload.input_len} and answers of {workload.output_len} tokens are {workload.context}:"
             f" {opened.name} was made for {opened.description.context}"
         )
-    fitted = compose.fit(opened.description, asked, free_bytes=free)
+    fitted = compose.fit(opened, asked, free_bytes=free)
     fitted = compose.resized(fitted, settings(fitted.config, workload), free_bytes=free)
     loaded = compose.build(opened, fitted, asked, progress=where.progress, kernels=where.cache / "kernels")
     assert loaded.gauge is not None
@@ -218,7 +224,7 @@ class Report:
             "machine": self._machine(),
             "model": self._model,
             "quantization": self._loaded.model.quantization,
-            "executor": self._loaded.computes,
+            "computes": asdict(self._loaded.fit.computes),
             "options": asdict(self._asked) | asdict(self._loaded.fit.config),
             "workload": workload | {"batches": list(workload["batches"])},
             "complete": len(self.runs) == self._workload.rounds * len(self._workload.batches),
@@ -261,7 +267,7 @@ class Report:
         if self._spread is not None and self._spread > BUSY_SPREAD:
             console.print(f"before and after, that differed by {100 * self._spread:.0f} %: the machine was not idle")
         lengths = f"prompts of {self._workload.input_len} tokens, answers of {self._workload.output_len}"
-        console.print(f"{self._model}, {self._loaded.computes}: {lengths}", markup=False, soft_wrap=True)
+        console.print(f"{self._model}, {self._loaded.fit.computes.words}: {lengths}", markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False)
         for name in ("batch", "prefill\ntok/s", "decode\ntok/s", "ms a\nstep", "MB a\nstep", "GOP a\nstep"):
             table.add_column(name, justify="right")

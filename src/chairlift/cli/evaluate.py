@@ -7,14 +7,12 @@ import typer
 
 from chairlift.cli import options
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO
 
-AUTO = "auto"
 DEFAULT_WINDOW = 512
 DEFAULT_TRIALS = 24
 
 HELP = "Check what the compiled executor computes: how accurate it is, and that no company changes a bit of it."
-
-Isa = Annotated[str, typer.Option(metavar="NAME", help="Instructions to compute with; auto: the fastest that are here.")]
 
 
 def perplexity(
@@ -37,7 +35,7 @@ def perplexity(
         str, typer.Option(metavar="LIST", help="How keys and values are held, such as f32,f16: each is tried.")
     ] = AUTO,
     threads: options.Threads = None,
-    isa: Isa = AUTO,
+    isa: options.Isa = AUTO,
     json: options.Json = None,
 ) -> None:
     """Say how much accuracy the compiled executor gives up.
@@ -70,9 +68,9 @@ def invariance(
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Random trials to run.")] = DEFAULT_TRIALS,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed makes the same trials.")] = 0,
     threads: Annotated[str, typer.Option(metavar="LIST", help="Numbers of threads; all must give the same bits.")] = "1,2",
-    quantization: Annotated[str, typer.Option(metavar="NAME", help="How weights are held.")] = AUTO,
-    kv_cache_dtype: Annotated[str, typer.Option(metavar="NAME", help="How keys and values are held.")] = AUTO,
-    isa: Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
+    isa: options.Isa = AUTO,
     json: options.Json = None,
 ) -> None:
     """Check that no company changes a bit of what is computed.

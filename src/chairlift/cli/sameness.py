@@ -10,12 +10,14 @@ from typing import Any
 
 import typer
 
-from chairlift.cli.evaluating import BLOCK_SIZE, Builder, check_names, chosen_isa, opened, threads_said, way
+from chairlift import executors
+from chairlift.cli.evaluating import BLOCK_SIZE, Builder, compiled, opened
 from chairlift.cli.report import table, write_json
 from chairlift.evaluate import texts
 from chairlift.evaluate.invariance import CIRCUMSTANCES, Report, measure
 from chairlift.evaluate.trials import Sizes, draw_trial
-from chairlift.execute.cpu.executor import CpuOptions
+from chairlift.executors import Computes
+from chairlift.options import EngineOptions
 
 EVERY_LONG = 4
 """One trial in so many has a long prompt, as they take long."""
@@ -36,20 +38,19 @@ class Asked:
 
 def run(asked: Asked, json: Path | None) -> None:
     """Runs the trials and reports. Ends the command with 1 if any logits differed."""
-    ways = {threads_said(count): _way(asked, count) for count in asked.threads}
+    ways = {_threads(count): _way(asked, count) for count in asked.threads}
     for one in ways.values():
-        check_names(one)
+        executors.check(one)
     with opened(asked.model) as builder:
         sizes = Sizes(block_size=BLOCK_SIZE).within(builder.model.description.context)
-        for one in ways.values():
-            builder.check(one)
-        tell(builder.model.name, asked, _run_trials(builder, asked, ways, sizes), json)
+        computes = [builder.computes(one) for one in ways.values()]
+        tell(builder.model.name, asked, computes[0], _run_trials(builder, asked, ways, sizes), json)
 
 
-def tell(name: str, asked: Asked, report: Report, json: Path | None) -> None:
+def tell(name: str, asked: Asked, computes: Computes, report: Report, json: Path | None) -> None:
     """Reports for people and programs. Raises Exit with 1, after the first difference in one line, if there is any."""
     if json is not None:
-        write_json(json, _figures(name, asked, report))
+        write_json(json, _figures(name, asked, computes, report))
     if json != Path("-"):
         typer.echo(f"{name}: {asked.trials} trials of seed {asked.seed}, compared bit by bit with each request alone")
         for line in table(_rows(report)):
@@ -59,23 +60,27 @@ def tell(name: str, asked: Asked, report: Report, json: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _run_trials(builder: Builder, asked: Asked, ways: Mapping[str, CpuOptions], sizes: Sizes) -> Report:
+def _run_trials(builder: Builder, asked: Asked, ways: Mapping[str, EngineOptions], sizes: Sizes) -> Report:
     text = builder.tokens(texts.shipped())
     random = Random(asked.seed)  # noqa: S311
     trials = (draw_trial(random, text, sizes, long=number % EVERY_LONG == 0) for number in range(asked.trials))
     with ExitStack() as stack:
-        executors = {
+        candidates = {
             name: stack.enter_context(
-                builder.compiled(options, num_blocks=sizes.num_blocks, max_tokens=sizes.max_tokens, max_rows=sizes.requests)
+                builder.executor(options, num_blocks=sizes.num_blocks, max_tokens=sizes.max_tokens, max_rows=sizes.requests)
             )
             for name, options in ways.items()
         }
         advance = stack.enter_context(builder.counting("Trials", asked.trials))
-        return measure(trials, executors, on_trial=lambda: advance(1))
+        return measure(trials, candidates, on_trial=lambda: advance(1))
 
 
-def _way(asked: Asked, threads: int) -> CpuOptions:
-    return way(asked.quantization, asked.kv_cache_dtype, threads=threads, isa=asked.isa)
+def _way(asked: Asked, threads: int) -> EngineOptions:
+    return compiled(asked.quantization, asked.kv_cache_dtype, threads=threads, isa=asked.isa)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _rows(report: Report) -> list[tuple[str, ...]]:
@@ -89,12 +94,12 @@ def _rows(report: Report) -> list[tuple[str, ...]]:
     ]
 
 
-def _figures(name: str, asked: Asked, report: Report) -> dict[str, Any]:
+def _figures(name: str, asked: Asked, computes: Computes, report: Report) -> dict[str, Any]:
     return {
         "model": name,
-        "isa": chosen_isa(asked.isa),
+        "isa": computes.isa,
         "quantization": asked.quantization,
-        "kv_cache_dtype": _way(asked, 1).kv_cache_dtype,
+        "kv_cache_dtype": computes.kv_cache_dtype,
         "trials": asked.trials,
         "seed": asked.seed,
         "executors": [

@@ -115,9 +115,7 @@ class TestAgainstTheReference:
         assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(
-    "options", [EXACT, INT8, *(replace(EXACT, kv_cache_dtype=kind) for kind in ("bf16", "int8"))]
-)
+@pytest.mark.parametrize("options", [EXACT, INT8, *(replace(EXACT, kv_cache_dtype=kind) for kind in ("bf16", "int8"))])
 class TestTheSameBits:
     """All comparisons are exact."""
 
