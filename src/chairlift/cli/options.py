@@ -96,7 +96,7 @@ Isa = Annotated[
     str,
     typer.Option(
         metavar="auto|avx512-vnni|avx2-vnni|avx2|portable",
-        help="Instructions to compute with; auto: the fastest that the processor has. Answers do not depend on it.",
+        help="Instructions to compute with; auto: the fastest that the processor has.",
     ),
 ]
 Quantization = Annotated[

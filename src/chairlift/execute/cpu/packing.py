@@ -95,7 +95,7 @@ WIDENED: Mapping[Format, Quantised] = MappingProxyType(
 )
 """The forms of 8 bits that mean the same as forms of 4 bits."""
 
-LEVELS = (13.5, 14.25, 15.0, 15.75)
+LEVELS = (13.0, 13.5, 14.0, 14.5, 15.0, 15.5, 16.0)
 """Steps that the range of a group is cut into before 4-bit integers are fitted to it: the best of these is taken."""
 MOST_4_BIT = 15
 
@@ -143,63 +143,37 @@ def rounded_to_8_bits(values: NDArray[np.float32]) -> Matrix:
 def rounded_to_4_bits(values: NDArray[np.float32]) -> Matrix:
     """Each group of 32 as `scale * q + minimum`, with little squared error: the search of ggml's K types, made shorter.
 
-    The range is cut into a few more or fewer steps than there are integers; for each the line through the integers that gives
-    the least squares is taken, with scale and minimum as float16; the best line wins. A group with broken numbers keeps a
-    broken scale.
+    The range of a group is cut into a few more or fewer steps than there are integers; a line of least squares is laid through
+    the integers of each; the line that explains most is taken, and the integers that are nearest to it. A group with broken
+    numbers keeps a broken scale.
     """
     values = _pad_inputs(values)
     groups = values.reshape(len(values), -1, ACTIVATION_GROUP)
-    broken: Array = ~np.isfinite(groups).all(axis=2)
+    broken = np.logical_not(np.isfinite(groups).all(axis=2))
     groups = np.where(broken[:, :, None], np.float32(0), groups)
-    low, spread = groups.min(axis=2), np.ptp(groups, axis=2)
-    best = _Fit.nearest(groups, *_line(groups, np.zeros_like(groups)))
+    low = groups.min(axis=2)
+    above = groups - low[:, :, None]
+    spread, means = above.max(axis=2), above.mean(axis=2)
+    scales, offsets, explained = np.zeros_like(low), means, np.zeros_like(low)
     for levels in LEVELS:
-        guess = _nearest_integers(groups, spread / np.float32(levels), low)
-        best = best.or_better(_Fit.nearest(groups, *_line(groups, guess)))
-    scales = np.where(broken, np.float16(np.nan), best.scales)
-    return Matrix(Q4_MIN_F16, best.integers.astype(np.uint8).reshape(values.shape), scales, best.minima)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """4-bit integers [outputs, groups, 32] with scales, minima and squared errors [outputs, groups]."""
-
-    integers: Array
-    scales: Array
-    minima: Array
-    errors: Array
-
-    @classmethod
-    def nearest(cls, groups: NDArray[np.float32], scales: NDArray[np.float16], minima: NDArray[np.float16]) -> "_Fit":
-        step, start = scales.astype(np.float32), minima.astype(np.float32)
-        integers = _nearest_integers(groups, step, start)
-        off = integers * step[:, :, None] + start[:, :, None] - groups
-        return cls(integers, scales, minima, np.einsum("ijk,ijk->ij", off, off))
-
-    def or_better(self, other: "_Fit") -> "_Fit":
-        better = other.errors < self.errors
-        return _Fit(
-            np.where(better[:, :, None], other.integers, self.integers),
-            np.where(better, other.scales, self.scales),
-            np.where(better, other.minima, self.minima),
-            np.where(better, other.errors, self.errors),
-        )
-
-
-def _nearest_integers(groups: Array, step: Array, start: Array) -> Array:
-    inverse = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
-    return np.clip(np.rint((groups - start[:, :, None]) * inverse[:, :, None]), 0, MOST_4_BIT)
-
-
-def _line(groups: Array, integers: Array) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
-    """Scales and minima of the least squared error for these integers."""
-    count = np.float32(groups.shape[2])
-    sum_x, sum_q = groups.sum(axis=2), integers.sum(axis=2)
-    sum_qq, sum_xq = np.einsum("ijk,ijk->ij", integers, integers), np.einsum("ijk,ijk->ij", groups, integers)
-    below = count * sum_qq - sum_q * sum_q
-    slope = np.divide(count * sum_xq - sum_q * sum_x, below, out=np.zeros_like(below), where=below > 0)
+        integers = np.minimum(np.rint(above * _inverse(spread / np.float32(levels))[:, :, None]), MOST_4_BIT)
+        middle = integers.mean(axis=2)
+        joint = np.einsum("ijk,ijk->ij", above, integers) - ACTIVATION_GROUP * middle * means
+        slope = joint * _inverse(np.einsum("ijk,ijk->ij", integers, integers) - ACTIVATION_GROUP * middle * middle)
+        better = slope * joint > explained
+        explained = np.where(better, slope * joint, explained)
+        scales = np.where(better, slope, scales)
+        offsets = np.where(better, means - slope * middle, offsets)
     with np.errstate(over="ignore"):  # larger than halves can be: the row will have broken logits, and says so
-        return slope.astype(np.float16), ((sum_x - slope * sum_q) / count).astype(np.float16)
+        scales, minima = scales.astype(np.float16), (low + offsets).astype(np.float16)
+    nearest = (groups - minima.astype(np.float32)[:, :, None]) * _inverse(scales.astype(np.float32))[:, :, None]
+    integers = np.clip(np.rint(nearest), 0, MOST_4_BIT).astype(np.uint8)
+    return Matrix(Q4_MIN_F16, integers.reshape(values.shape), np.where(broken, np.float16(np.nan), scales), minima)
+
+
+def _inverse(values: Array) -> Array:
+    """Zero where there is none."""
+    return np.divide(1, values, out=np.zeros_like(values), where=values > 0)
 
 
 _FROM_FLOATS: Mapping[Format, Callable[[NDArray[np.float32]], Matrix]] = MappingProxyType(
