@@ -1,0 +1,67 @@
+"""Random draws over small vocabularies, with ties, extremes, histories and masks, and what else tests of samplers share."""
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from chairlift.core.types import Draw, Sampling
+
+
+def mask_of(allowed: Iterable[int], vocab: int) -> "array[int]":
+    """The bits of a mask."""
+    words = [0] * -(-vocab // 32)
+    for token in allowed:
+        words[token // 32] |= 1 << token % 32
+    return array("I", words)
+
+
+@st.composite
+def logits_and_draws(draw: st.DrawFn, *, largest_vocab: int = 70) -> tuple[NDArray[np.float32], Draw]:
+    """Logits [vocab] on a coarse grid, so that there are ties, at times with the largest numbers of all; and a draw from them."""
+    vocab = draw(st.integers(2, largest_vocab))
+    grid = st.integers(-12, 12).map(lambda number: number / 4)
+    logit = draw(st.sampled_from([grid, grid, st.one_of(grid, st.sampled_from([-3.4e38, 3.4e38, -0.0]))]))
+    logits = np.array(draw(st.lists(logit, min_size=vocab, max_size=vocab)), dtype=np.float32)
+    ids = st.integers(0, vocab + 3)
+    history = draw(st.lists(ids, max_size=30))
+    prompt_len = draw(st.integers(0, len(history)))
+    wanted = Draw(
+        choice=draw(st.integers(0, 3)),
+        position=draw(st.integers(0, len(history) - prompt_len)),
+        sampling=draw(samplings(ids)),
+        banned=draw(st.frozensets(ids, max_size=vocab)),
+        history=array("i", history),
+        prompt_len=prompt_len,
+        mask=draw(masks(vocab)),
+    )
+    return logits, wanted
+
+
+def masks(vocab: int) -> st.SearchStrategy["array[int] | None"]:
+    some = st.frozensets(st.integers(0, vocab - 1)).map(lambda allowed: mask_of(allowed, vocab))
+    words = st.lists(
+        st.sampled_from([0, 1, 0xFFFFFFFF, 0x80000000, 0x10001]), min_size=-(-vocab // 32), max_size=-(-vocab // 32)
+    )
+    return st.one_of(st.none(), some, words.map(lambda content: array("I", content)))
+
+
+def samplings(ids: st.SearchStrategy[int]) -> st.SearchStrategy[Sampling]:
+    penalties = st.one_of(st.just(0.0), st.floats(-2, 2))
+    return st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.0, 0.0, 1e-3, 0.7, 1.0, 50.0]),
+        top_k=st.sampled_from([0, 1, 2, 10, 1000]),
+        top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.99)),
+        min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.99)),
+        seed=st.integers(0, (1 << 64) - 1),
+        presence_penalty=penalties,
+        frequency_penalty=penalties,
+        repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.1, 2.0, 1e-30, 1e30]),
+        logit_bias=st.dictionaries(ids, st.one_of(st.floats(-100, 100), st.just(0.0)), max_size=6).map(
+            lambda biases: tuple(biases.items())
+        ),
+        logprobs=st.one_of(st.none(), st.integers(0, 20)),
+    )
