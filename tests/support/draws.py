@@ -20,7 +20,7 @@ def mask_of(allowed: Iterable[int], vocab: int) -> "array[int]":
 
 @st.composite
 def logits_and_draws(draw: st.DrawFn, *, largest_vocab: int = 70) -> tuple[NDArray[np.float32], Draw]:
-    """Logits [vocab] on a coarse grid, so that there are ties, at times with the largest numbers of all; and a draw from them."""
+    """Logits [vocab] on a coarse grid, so that there are ties, at times the largest numbers of all; and a draw from them."""
     vocab = draw(st.integers(2, largest_vocab))
     grid = st.integers(-12, 12).map(lambda number: number / 4)
     logit = draw(st.sampled_from([grid, grid, st.one_of(grid, st.sampled_from([-3.4e38, 3.4e38, -0.0]))]))

@@ -55,7 +55,7 @@ def draw(logits: NDArray[np.float32], wanted: Draw) -> int:
 
 
 def logprobs(logits: NDArray[np.float32], token: int, count: int) -> Logprobs:
-    """What finite raw `logits` [vocab] say of a token that was drawn, and of the `count` best ones (all, if there are fewer)."""
+    """What finite raw `logits` [vocab] say of a token that was drawn, and of the `count` best (all, if there are fewer)."""
     exact = logits.astype(np.float64)
     below = exact - exact.max()
     logs = below - np.log(np.exp(below).sum())

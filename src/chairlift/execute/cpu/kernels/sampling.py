@@ -377,7 +377,7 @@ def _gumbel(f: Function, noise: Value) -> Value:
 
 
 def _tell(module: Module, greedy: Function) -> Function:
-    """(draw, raw logits, vocab, scratch, token): writes log probability and rank of the token and the best ones (`words.DRAW`)."""
+    """(draw, raw logits, vocab, scratch, token): writes what is to be told of the token and of the best ones (`words.DRAW`)."""
     f = module.function("tell", [I64] * 5)
     at, logits, vocab, scratch, token = f.arguments
     draw = _Draw(f, at)
