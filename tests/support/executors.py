@@ -86,8 +86,9 @@ class ShadowExecutor:
             assert draw.history is not None, f"{work.seq_id} draws without a history"
             assert tuple(draw.history[: draw.prompt_len + draw.position]) == prefix, f"{work.seq_id} has another history"
         tokens = tuple(self.draw(draw, prefix) for draw in work.draws)
-        asked = [(token, draw.sampling.logprobs) for token, draw in zip(tokens, work.draws, strict=True)]
-        return Row(work.seq_id, tokens, tuple(scripted_logprobs(*one) for one in asked if one[1] is not None))
+        asked = zip(tokens, (draw.sampling.logprobs for draw in work.draws), strict=True)
+        logprobs = tuple(scripted_logprobs(token, count) for token, count in asked if count is not None)
+        return Row(work.seq_id, tokens, logprobs)
 
     def _place(self, work: Work, position: int) -> tuple[int, int]:
         block = work.blocks[position // self.block_size]

@@ -83,11 +83,11 @@ def _penalised(logits: NDArray[np.float32], wanted: Draw) -> NDArray[np.float32]
     known = (tokens >= 0) & (tokens < len(logits))
     counts = np.bincount(tokens[wanted.prompt_len :][known[wanted.prompt_len :]], minlength=len(logits))
     ids = np.unique(tokens[known])
-    values = logits[ids].astype(np.float64)
+    values, times = logits[ids].astype(np.float64), counts[ids].astype(np.float64)
     with np.errstate(over="ignore"):
         values = np.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
-        values = values - sampling.frequency_penalty * counts[ids]
-    values = values - np.where(counts[ids] > 0, sampling.presence_penalty, 0.0)
+    values -= sampling.frequency_penalty * times
+    values[times > 0] -= sampling.presence_penalty
     penalised = logits.copy()
     penalised[ids] = _rounded(values)
     return penalised
