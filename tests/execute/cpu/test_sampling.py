@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from chairlift.core.errors import NothingAllowed
 from chairlift.core.types import Draw, Logprobs, Sampling
 from chairlift.execute import sampler
+from chairlift.execute.cpu import arena
 from chairlift.execute.cpu.draws import Draws
+from chairlift.execute.cpu.kernels import sampling as kernel
 from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import round_up
 from chairlift.execute.cpu.words import BROKEN, EXCLUDED
@@ -217,3 +219,8 @@ def test_every_choice_has_noise_of_its_own() -> None:
     sampling = Sampling(temperature=3.0)
     draws = [Draw(choice, 0, replace(sampling, seed=seed)) for choice in range(4) for seed in range(5)]
     assert drawn(logits[None], [draws]) == [sampler.draw(logits, draw) for draw in draws]
+
+
+@pytest.mark.parametrize("vocab", [1, 61, 49_152, 262_144])
+def test_a_thread_has_room_for_every_draw(vocab: int) -> None:
+    assert kernel.scratch_bytes(vocab) <= arena.scratch_bytes(vocab)
