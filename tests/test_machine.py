@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.core.errors import ConfigError
-from chairlift.machine import free_memory, physical_memory
+from chairlift.machine import cpu_name, free_memory, physical_memory
 
 MIB, GIB = 2**20, 2**30
 
@@ -78,3 +78,12 @@ def test_memory_that_cannot_be_found_out_is_an_error(tmp_path: Path) -> None:
 def test_this_machine_has_more_memory_than_is_free() -> None:
     whole = physical_memory()
     assert whole is None or whole > free_memory()
+
+
+def test_the_processor_has_a_name(tmp_path: Path) -> None:
+    files = {"proc/cpuinfo": "processor\t: 0\nmodel name\t: Wafer 9 @ 2 GHz\n"}
+    assert cpu_name(machine(tmp_path, files=files)) == "Wafer 9 @ 2 GHz"
+
+
+def test_a_processor_without_a_name_has_a_kind(tmp_path: Path) -> None:
+    assert cpu_name(tmp_path)

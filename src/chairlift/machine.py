@@ -1,6 +1,9 @@
-"""How much memory this process may still take. Knows /proc, control groups and sysconf; does not know what it is wanted for."""
+"""What this machine is, and how much memory this process may still take. Knows /proc, control groups and sysconf; does not know
+what it is wanted for.
+"""
 
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +12,15 @@ from chairlift.core.errors import ConfigError
 
 ASSUMED_FREE = 0.5
 """Share of all memory that counts as free where the system tells only how much there is."""
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor as it calls itself, or at least its kind."""
+    for line in _lines(root / "proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def physical_memory() -> int | None:

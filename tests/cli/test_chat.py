@@ -7,8 +7,8 @@ import subprocess
 
 from processes import COMMAND, END_S, chairlift, ended, until
 
-LONG = ("chat", "dummy:tiny", "--temperature", "0")
-"""At temperature 0 the made-up model writes newlines to the end of its context, which takes it seconds."""
+PLAIN = ("chat", "dummy:tiny", "--executor", "reference", "--temperature", "0")
+"""At temperature 0 the made-up model writes newlines to the end of its context, which takes the reference seconds."""
 READY = "/new starts afresh"
 
 
@@ -24,14 +24,14 @@ def first_characters(process: subprocess.Popen[str]) -> str:
 
 
 def test_every_line_gets_an_answer_until_the_input_ends() -> None:
-    with chairlift("chat", "dummy:tiny", "--max-tokens", "3", "--temperature", "0") as process:
+    with chairlift(*PLAIN, "--max-tokens", "3") as process:
         out, err = process.communicate("hello\n\nagain\n", timeout=END_S)
     assert (out, process.returncode) == ("\n\n\n\n" * 2, 0)
     assert "error" not in err
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
-    with chairlift(*LONG) as process:
+    with chairlift(*PLAIN) as process:
         until(process, READY)
         send(process, "hello")
         first_characters(process)
@@ -44,7 +44,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
 
 
 def test_a_conversation_longer_than_the_context_says_how_to_go_on() -> None:
-    with chairlift("chat", "dummy:tiny", "--max-tokens", "2", "--max-model-len", "50", "--temperature", "0") as process:
+    with chairlift(*PLAIN, "--max-tokens", "2", "--max-model-len", "50") as process:
         out, err = process.communicate("hello\nhello\n/new\nhello\n", timeout=END_S)
     assert out == "\n\n\n" * 2
     assert "/new starts afresh" in err.partition("error: ")[2]
@@ -53,7 +53,7 @@ def test_a_conversation_longer_than_the_context_says_how_to_go_on() -> None:
 def test_ctrl_c_at_the_prompt_says_how_to_leave_and_ctrl_d_leaves() -> None:
     keyboard, terminal = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "chat", "dummy:tiny"],
+        [*COMMAND, *PLAIN],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

@@ -7,6 +7,9 @@ import pytest
 from chairlift import __version__
 from chairlift.cli import main
 
+PLAIN = ("--executor", "reference")
+"""Compiles nothing, which would take seconds with a cache that is empty."""
+
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +32,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"chairlift {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "run", "models", "check"])
+@pytest.mark.parametrize("command", ["serve", "chat", "run", "models", "check", "bench"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code(command, "--help") == 0
     assert f"chairlift {command}" in capsys.readouterr().out
@@ -53,7 +56,13 @@ def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None
         (("models", "--fetch", "nosuchmodel"), "is no known model"),
         (("serve", "--preset", "none"), "there is no preset"),
         (("serve", "--config", "missing.yaml"), "No such file"),
-        (("run", "dummy:tiny", "x" * 5000), "maximum context length"),
+        (("run", "dummy:tiny", "x" * 5000, *PLAIN), "maximum context length"),
+        (("serve", "--executor", "abacus"), "there is no executor 'abacus'; there are cpu, reference"),
+        (("run", "dummy:tiny", "hi", "--quantization", "int3"), "it may be auto, int8, int4, none"),
+        (("chat", "dummy:tiny", "--isa", "sse9"), "isa 'sse9' is unknown"),
+        (("check", "dummy:tiny", "--kv-cache-dtype", "f8"), "kv_cache_dtype 'f8' is unknown"),
+        (("check", "dummy:tiny", "--block-size", "8"), "block_size must be a multiple of 16"),
+        (("check", "dummy:tiny", "--isa", "portable", *PLAIN), "isa is a setting of the executor cpu"),
     ],
 )
 def test_whatever_goes_wrong_is_said_in_one_line(
@@ -73,7 +82,7 @@ def test_whatever_goes_wrong_is_said_in_one_line(
 
 def test_run_streams_one_answer_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "run.json"
-    assert code("run", "dummy:tiny", "hello", "--max-tokens", "5", "--seed", "1", "--stats", "--json", str(report)) == 0
+    assert code("run", "dummy:tiny", "hello", "--max-tokens", "5", "--seed", "1", "--stats", "--json", str(report), *PLAIN) == 0
     captured, told = capsys.readouterr(), figures(report)
     assert captured.out == told["text"] + "\n"
     assert (told["completion_tokens"], told["finish_reason"]) == (5, "length")
@@ -83,24 +92,40 @@ def test_run_streams_one_answer_and_reports_it(tmp_path: Path, capsys: pytest.Ca
 def test_the_same_seed_gives_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
     answers: list[str] = []
     for _ in range(2):
-        assert code("run", "dummy:tiny", "hello", "--max-tokens", "20", "--seed", "7", "--temperature", "1") == 0
+        assert code("run", "dummy:tiny", "hello", "--max-tokens", "20", "--seed", "7", "--temperature", "1", *PLAIN) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
 
 
 def test_raw_leaves_the_template_out(tmp_path: Path) -> None:
     report = tmp_path / "run.json"
-    assert code("run", "dummy:tiny", "hello", "--raw", "--max-tokens", "1", "--json", str(report)) == 0
+    assert code("run", "dummy:tiny", "hello", "--raw", "--max-tokens", "1", "--json", str(report), *PLAIN) == 0
     assert figures(report)["prompt_tokens"] == len("hello")
 
 
 def test_check_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "check.json"
-    limits = ("--max-num-seqs", "2", "--max-model-len", "1k", "--block-size", "8")
+    limits = ("--max-num-seqs", "2", "--max-model-len", "1k", "--block-size", "16")
     assert code("check", "dummy:tiny", *limits, "--json", str(report)) == 0
     told = figures(report)
-    assert (told["max_model_len"], told["kv_tokens"], told["full_contexts"]) == (1000, 2000, 2.0)
+    assert (told["max_model_len"], told["kv_tokens"], told["full_contexts"]) == (1000, 2016, 2.0)
     assert "dummy:tiny can be served" in capsys.readouterr().out
+
+
+def test_check_says_what_computes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "check.json"
+    flags = ("--isa", "portable", "--threads", "1", "--quantization", "int4", "--kv-cache-dtype", "bf16")
+    assert code("check", "dummy:tiny", *flags, "--json", str(report)) == 0
+    told = figures(report)
+    assert [told[name] for name in ("executor", "isa", "threads", "kv_cache_dtype")] == ["cpu", "portable", 1, "bf16"]
+    assert "cpu: portable, 1 thread, weights in 4 bits, KV bf16" in capsys.readouterr().out
+
+
+def test_check_with_the_reference_counts_four_bytes_a_weight(tmp_path: Path) -> None:
+    report = tmp_path / "check.json"
+    assert code("check", "dummy:tiny", *PLAIN, "--json", str(report)) == 0
+    told = figures(report)
+    assert told["weight_bytes"] == 4 * told["parameters"]
 
 
 def test_models_lists_what_is_not_here_yet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from chairlift.cli.progress import PLAIN_LEAST, Bars, Lines, progress
+from chairlift.cli.progress import PLAIN_LEAST, Bars, Lines, progress, steps
 
 
 def told(total: int | None, *steps: int) -> list[str]:
@@ -49,3 +49,20 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     shown.advance(10)
     shown.done()
     assert "Loading" in output.getvalue()
+
+
+def test_steps_without_a_terminal_are_told_as_they_are_done() -> None:
+    output = io.StringIO()
+    with steps(Console(file=output, width=80), "Measuring", 10) as shown:
+        shown.advance(5)
+        shown.note("half of it")
+    assert output.getvalue() == "half of it\n"
+
+
+def test_steps_on_a_terminal_have_a_bar() -> None:
+    output = io.StringIO()
+    with steps(Console(file=output, force_terminal=True, width=80), "Measuring", 10) as shown:
+        shown.advance(5)
+        shown.note("half of it")
+    assert "Measuring" in output.getvalue()
+    assert "half of it" in output.getvalue()

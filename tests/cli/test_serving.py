@@ -3,6 +3,7 @@ import shlex
 import signal
 import socket
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from processes import END_S, chairlift, until
 from scripted_engine import scripted
 
-from chairlift.cli.serving import Asked, banner
+from chairlift.cli.serving import Asked, banner, fingerprint
 from chairlift.compose import EngineOptions
 from chairlift.server.settings import Settings
 
@@ -23,8 +24,11 @@ def address(line: str) -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """The address of a server with a made-up model, set up by a file, an environment variable and flags."""
     config = tmp_path_factory.mktemp("serve") / "chairlift.yaml"
-    config.write_text("model: dummy:tiny\nport: 1\nmax-model-len: 1k\nserved-model-name: [first, second]\n")
+    config.write_text(
+        "model: dummy:tiny\nport: 1\nmax-model-len: 1k\nquantization: none\nthreads: 1\nserved-model-name: [first, second]\n"
+    )
     with chairlift("serve", "--config", str(config), "--port", "0", CHAIRLIFT_API_KEY="sesame") as process:
+        assert "1 thread, weights as floating-point numbers" in until(process, "compute")
         yield address(until(process, "address"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0
@@ -73,6 +77,18 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=END_S)
     assert process.returncode == 1
     assert "broken.gguf" in err.splitlines()[-1]
+
+
+def test_the_texts_of_a_server_do_not_depend_on_threads_or_instructions() -> None:
+    engine = scripted()
+    other = replace(engine, fit=replace(engine.fit, computes=replace(engine.fit.computes, isa="avx2", threads=7)))
+    assert fingerprint(engine) == fingerprint(other)
+
+
+def test_the_texts_of_a_server_depend_on_how_keys_are_stored() -> None:
+    engine = scripted()
+    other = replace(engine, fit=replace(engine.fit, computes=replace(engine.fit.computes, kv_cache_dtype="f16")))
+    assert fingerprint(engine) != fingerprint(other)
 
 
 def test_a_model_without_a_chat_template_is_told_at_the_start() -> None:

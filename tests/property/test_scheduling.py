@@ -19,7 +19,7 @@ from chairlift.core.events import Step
 from chairlift.core.types import Request, Stopping
 from chairlift.engine.core import EngineCore
 from chairlift.schedule import door
-from chairlift.schedule.presets import GATES
+from chairlift.schedule.presets import PRESETS
 
 VOCAB = 50
 EOS = 3
@@ -51,7 +51,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_seqs": seqs,
         "max_num_batched_tokens": draw(st.integers(seqs, 40)),
         "enable_prefix_caching": draw(st.booleans()),
-        "preset": draw(st.sampled_from(["continuous", "continuous", "continuous", *GATES])),
+        "preset": draw(st.sampled_from(["continuous", "continuous", "continuous", *PRESETS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
     }
 

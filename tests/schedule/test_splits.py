@@ -1,11 +1,11 @@
-"""How the chunked split divides a budget."""
+"""How the splits divide a budget."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual import request
 
 from chairlift.core.types import Sequence
-from chairlift.schedule.splits import Chunked
+from chairlift.schedule.splits import Chunked, PrefillFirst
 
 
 def missing(*counts: int) -> list[Sequence]:
@@ -50,3 +50,16 @@ def test_shares_are_positive_needed_and_within_the_budget(counts: list[int], bud
         assert sum(given_shares.values()) == min(budget, sum(counts)), (
             "no part of the budget is left while somebody misses tokens"
         )
+
+
+class TestPrefillFirst:
+    SPLIT = PrefillFirst(Chunked(floor=4))
+
+    def test_next_tokens_wait_for_prompts(self):
+        assert {s.id: n for s, n in self.SPLIT.share(missing(1, 100, 1), 10, behind=False)} == {"1": 10}
+
+    def test_next_tokens_wait_for_those_who_get_on_in_this_step(self):
+        assert self.SPLIT.share(missing(1, 1), 10, behind=True) == []
+
+    def test_without_prompts_everybody_goes_on(self):
+        assert {s.id: n for s, n in self.SPLIT.share(missing(1, 1), 10, behind=False)} == {"0": 1, "1": 1}

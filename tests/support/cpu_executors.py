@@ -13,6 +13,8 @@ from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions
 from chairlift.models.description import Description, Weights
 
 CPU_BLOCK = 16
+EXACT = CpuOptions(threads=1, quantization="none", kv_cache_dtype="f32")
+"""Nothing is rounded to fewer bits than float32 has, unless the weights are."""
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def cpu_executor(
     max_rows: int = 16,
     options: CpuOptions | None = None,
 ) -> Iterator[CpuExecutor]:
-    """One thread unless `options` ask for more; closed at the end."""
+    """Exact and on one thread unless `options` say something else; closed at the end."""
     executor = CpuExecutor.load(
         description,
         weights,
@@ -34,7 +36,7 @@ def cpu_executor(
         block_size=block_size,
         max_tokens=max_tokens,
         max_rows=max_rows,
-        options=options or CpuOptions(threads=1),
+        options=options or EXACT,
         cache=OBJECTS,
     )
     try:

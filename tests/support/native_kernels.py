@@ -1,6 +1,6 @@
 """Compiled kernels for tests, and a bench that runs a single instruction on arrays.
 
-Object files are kept in the user's cache, so that only a change of the kernels compiles anything.
+Object files are kept where commands keep theirs, so that only a change of the kernels compiles anything.
 """
 
 import os
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.compose import KERNELS
 from chairlift.execute.cpu import native, words
 from chairlift.execute.cpu.isa import SHAPES, Isa, available
 from chairlift.execute.cpu.memory import Words, aligned
 from chairlift.models.fetch import cache_dir
 
-OBJECTS = cache_dir(os.environ) / "objects"
+OBJECTS = cache_dir(os.environ) / KERNELS
 HOST = native.Host.detect()
 HOST_ISAS: tuple[Isa, ...] = available(HOST.features)
 EMULATED: tuple[Isa, ...] = tuple(isa for isa in SHAPES if isa not in HOST_ISAS)

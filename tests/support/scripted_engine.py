@@ -25,7 +25,7 @@ def scripted(next_token: Callable[[tuple[int, ...]], int] = letters, *, template
     """One place, a context of 256 tokens, one token per byte."""
     text = source(template=template)
     tokenizer = build(text)
-    sizes = fit(PLAIN, EngineOptions(max_num_seqs=1), free_bytes=2**30)
-    executor = ShadowExecutor(sizes.config.num_blocks, sizes.config.block_size, next_token)
     model = Model("scripted", PLAIN, NoWeights(), text, {}, "F32", lambda: None)
-    return Engine(model, sizes, executor, "scripted", tokenizer, ChatTemplate(text, tokenizer))
+    sizes = fit(model, EngineOptions(max_num_seqs=1, executor="reference"), free_bytes=2**30)
+    executor = ShadowExecutor(sizes.config.num_blocks, sizes.config.block_size, next_token)
+    return Engine(model, sizes, executor, tokenizer, ChatTemplate(text, tokenizer))

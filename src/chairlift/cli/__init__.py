@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from chairlift import __version__
+from chairlift.cli.bench import bench
 from chairlift.cli.chat import chat
 from chairlift.cli.check import check
+from chairlift.cli.evaluate import evaluate
 from chairlift.cli.models import models
 from chairlift.cli.run import run
 from chairlift.cli.serve import serve
@@ -45,6 +47,8 @@ def _app() -> typer.Typer:
     app.callback()(_root)
     for command in (serve, chat, run, models, check):
         app.command()(command)
+    app.add_typer(bench(CONTEXT))
+    app.add_typer(evaluate(CONTEXT))
     return app
 
 

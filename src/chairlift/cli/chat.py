@@ -11,6 +11,7 @@ import typer
 from chairlift.cli import options
 from chairlift.core.errors import ChairliftError, NeverFits, TemplateError
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from chairlift.cli.talk import Messages, Talker
@@ -30,6 +31,11 @@ def chat(
     stop: options.Stop = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    executor: options.Executor = DEFAULT_EXECUTOR,
+    threads: options.Threads = None,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     chat_template: options.ChatTemplateFile = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -41,10 +47,19 @@ def chat(
     from chairlift.compose import EngineOptions
     from chairlift.core.wishes import Wishes
 
-    sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    wanted = EngineOptions(
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        executor=executor,
+        threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
-    engine = load_engine(model, sizes, template=chat_template)
+    engine = load_engine(model, wanted, template=chat_template)
     if not engine.template.available:
         raise TemplateError(
             f"{model} has no chat template: complete text with `chairlift run --raw`, or give one with --chat-template FILE"

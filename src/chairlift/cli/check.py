@@ -9,6 +9,7 @@ from chairlift.cli import options
 from chairlift.cli.report import NO_TEMPLATE
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from chairlift.compose import Fit
@@ -21,6 +22,11 @@ def check(
     max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    executor: options.Executor = DEFAULT_EXECUTOR,
+    threads: options.Threads = None,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     json: options.Json = None,
 ) -> None:
     """Say what a model is and whether it fits here.
@@ -38,19 +44,26 @@ def check(
         max_num_seqs=max_num_seqs,
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        executor=executor,
+        threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
     )
+    compose.check_options(asked)
     opened = registry.load(model, sources(user_console()))
     compose.speech(opened)
-    figures = _figures(opened, compose.fit(opened.description, asked, free_bytes=machine.free_memory()))
+    fit = compose.fit(opened, asked, free_bytes=machine.free_memory())
+    figures = _figures(opened, fit)
     if json is not None:
         write_json(json, figures)
     if json != Path("-"):
-        for line in _lines(figures):
+        for line in _lines(figures, fit):
             typer.echo(line)
 
 
 def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
-    from chairlift.compose import EXECUTORS, parameter_count
+    from chairlift.executors import parameter_count
 
     description = model.description
     return {
@@ -64,8 +77,13 @@ def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
         "max_model_len": fit.config.max_model_len,
         "tokenizer": model.tokenizer.kind,
         "chat_template": bool(model.tokenizer.templates),
-        "executor": EXECUTORS["reference"],
+        "executor": fit.computes.executor,
+        "isa": fit.computes.isa,
+        "threads": fit.computes.threads,
+        "weights": fit.computes.weights,
+        "kv_cache_dtype": fit.computes.kv_cache_dtype,
         "weight_bytes": fit.weight_bytes,
+        "work_bytes": fit.work_bytes,
         "kv_bytes": fit.kv.kv_bytes,
         "kv_blocks": fit.config.num_blocks,
         "kv_tokens": fit.kv_tokens,
@@ -73,7 +91,7 @@ def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
     }
 
 
-def _lines(figures: dict[str, Any]) -> list[str]:
+def _lines(figures: dict[str, Any], fit: "Fit") -> list[str]:
     from chairlift.compose import gib
 
     shrunk = f", {figures['max_model_len']:,} of them in use" if figures["max_model_len"] < figures["context"] else ""
@@ -85,7 +103,8 @@ def _lines(figures: dict[str, Any]) -> list[str]:
         f"  context        {figures['context']:,} tokens{shrunk}",
         f"  tokenizer      {figures['tokenizer']}",
         f"  chat template  {'there is one' if figures['chat_template'] else NO_TEMPLATE}",
-        f"  executor       {figures['executor']}",
-        f"  weights        {gib(figures['weight_bytes'])} in memory",
+        f"  compute        {fit.computes.words}",
+        f"  weights        {gib(fit.weight_bytes)} in memory",
+        f"  activations    {gib(fit.work_bytes)}, logits and all else that a step works in",
         f"  KV cache       {gib(figures['kv_bytes'])}: {blocks}",
     ]

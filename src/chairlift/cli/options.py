@@ -37,6 +37,22 @@ def seconds(value: str | float) -> float:
     return time_s
 
 
+def names(value: str) -> tuple[str, ...]:
+    """A list with commas, each name once: "auto,int8". BadParameter if a place is empty."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(parts):
+        raise typer.BadParameter(f"{value!r} is not a list like auto,int8")
+    return tuple(dict.fromkeys(parts))
+
+
+def numbers(value: str) -> tuple[int, ...]:
+    """A list of numbers with commas, each once: "1,2". BadParameter unless all are at least 1."""
+    parsed = tuple(count(part) for part in names(value))
+    if min(parsed) < 1:
+        raise typer.BadParameter(f"{value!r} is not a list of numbers from 1 on")
+    return tuple(dict.fromkeys(parsed))
+
+
 def check_stops(stops: list[str] | None) -> None:
     """BadParameter for a stop string that every text ends with."""
     if stops and "" in stops:
@@ -68,6 +84,35 @@ KvCacheMemoryBytes = Annotated[
 ]
 BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
 MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
+Executor = Annotated[
+    str,
+    typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or NumPy to compare with."),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Threads that compute. Default: the processors that may be used.")
+]
+Isa = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|avx512-vnni|avx2-vnni|avx2|portable",
+        help="Instructions to compute with; auto: the fastest that the processor has. Answers do not depend on it.",
+    ),
+]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|int8|int4|none",
+        help="Weights; auto: the integers that the file holds, or 8 bits if it holds floats; none: floats.",
+    ),
+]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|f32|f16|bf16|int8",
+        help="How keys and values are stored; auto: f16 where the processor converts it.",
+    ),
+]
 ChatTemplateFile = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),

@@ -1,9 +1,18 @@
 """Shows how long work goes on: bars on a terminal, a few plain lines elsewhere. Writes to standard error only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 PLAIN_STEPS = 4
 """Lines that a piece of work gets without a terminal."""
@@ -76,4 +85,48 @@ class Lines:
         self._label = ""
 
     def notice(self, text: str) -> None:
+        self._write(text)
+
+
+@contextmanager
+def steps(console: Console, label: str, total: int) -> "Iterator[StepBar | StepLines]":
+    """Shows work that is counted in steps of any kind: `advance(count)`, and `note(text)` for what was just finished."""
+    if not console.is_terminal:
+        yield StepLines(lambda text: console.print(text, markup=False, soft_wrap=True))
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, auto_refresh=False) as running:
+        yield StepBar(running, label, total)
+
+
+class StepBar:
+    """It is drawn for every hundredth, and by no thread of its own, which would take time from what is measured."""
+
+    def __init__(self, running: Progress, label: str, total: int) -> None:
+        self._running = running
+        self._task = running.add_task(label, total=total)
+        self._part = max(1, total // 100)
+        self._undrawn = 0
+
+    def advance(self, count: int) -> None:
+        self._running.advance(self._task, count)
+        self._undrawn += count
+        if self._undrawn >= self._part:
+            self._running.refresh()
+            self._undrawn = 0
+
+    def note(self, text: str) -> None:
+        self._running.console.print(text, markup=False, soft_wrap=True)
+        self._running.refresh()
+
+
+class StepLines:
+    """Only what was finished."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def advance(self, count: int) -> None: ...
+
+    def note(self, text: str) -> None:
         self._write(text)

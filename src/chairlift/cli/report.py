@@ -1,6 +1,7 @@
 """What several commands report alike, for people and for programs."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +22,9 @@ def write_json(path: Path, figures: dict[str, Any] | list[dict[str, Any]]) -> No
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns of even width: the first to the left, the others to the right. All rows are of equal length."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chairlift.cli import options
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
 if TYPE_CHECKING:
     from chairlift.cli.talk import Said, Talker
@@ -25,6 +26,11 @@ def run(
     stop: options.Stop = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    executor: options.Executor = DEFAULT_EXECUTOR,
+    threads: options.Threads = None,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     chat_template: options.ChatTemplateFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and rates to standard error afterwards.")] = False,
     json: options.Json = None,
@@ -41,13 +47,22 @@ def run(
     from chairlift.compose import EngineOptions
     from chairlift.core.wishes import Wishes
 
-    sizes = EngineOptions(max_model_len=max_model_len, max_num_seqs=1, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    wanted = EngineOptions(
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        executor=executor,
+        threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+    )
     if system is not None and raw:
         raise typer.BadParameter("--raw completes the prompt as it is: there is no place for --system")
     options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))
     text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
-    engine = load_engine(model, sizes, template=chat_template)
+    engine = load_engine(model, wanted, template=chat_template)
     plain = raw or not engine.template.available
 
     async def answer() -> "Said":

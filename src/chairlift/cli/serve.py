@@ -9,6 +9,7 @@ from chairlift.cli import options
 from chairlift.cli.config_file import read_into
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
+from chairlift.options import AUTO, DEFAULT_EXECUTOR
 from chairlift.server.settings import Settings
 
 SETTINGS = Settings()
@@ -102,12 +103,11 @@ def serve(
             help="How long the dynamic presets wait for a batch to fill.",
         ),
     ] = DEFAULTS.batch_wait_s,
-    executor: Annotated[
-        str, typer.Option(metavar="NAME", help="What computes: reference, or cpu (compiled and faster; experimental).")
-    ] = "reference",
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Threads of the executor cpu. Default: the processors it may use.")
-    ] = None,
+    executor: options.Executor = DEFAULT_EXECUTOR,
+    threads: options.Threads = None,
+    isa: options.Isa = AUTO,
+    quantization: options.Quantization = AUTO,
+    kv_cache_dtype: options.KvCacheDtype = AUTO,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -154,6 +154,9 @@ def serve(
         batch_wait_s=batch_wait,
         executor=executor,
         threads=threads,
+        isa=isa,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )

@@ -93,7 +93,7 @@ def _names(engine: compose.Engine, asked: Asked) -> tuple[str, ...]:
 
 def fingerprint(engine: compose.Engine) -> str:
     """A short name for what the texts of this server depend on, beside the request itself."""
-    parts = (__version__, engine.model.name, engine.model.quantization, engine.computes)
+    parts = (__version__, engine.model.name, engine.model.quantization, *engine.fit.computes.arithmetic)
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -104,8 +104,10 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
     shrunk = fit.config.max_model_len < fit.context and asked.engine.max_model_len is None
     why = f": as much as fits, the model could have {fit.context:,}" if shrunk else ""
     pool = f"{fit.config.num_blocks:,} blocks of {fit.config.block_size} tokens, room for {fit.full_contexts:.1f} full contexts"
+    weights = f"{model.quantization}, {compose.gib(fit.weight_bytes)} in memory"
     return [
-        f"model     {', '.join(names)}: {model.description.architecture}, {model.quantization}, {engine.computes}",
+        f"model     {', '.join(names)}: {model.description.architecture}, {weights}",
+        f"compute   {fit.computes.words}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from chairlift.core.costs import Limits, ModelCost
 from chairlift.core.events import Step
 from chairlift.core.types import Plan, Result
 
@@ -15,6 +16,39 @@ class Executor(Protocol):
     def launch(self, plan: Plan) -> None: ...
     def collect(self) -> Result: ...
     def close(self) -> None: ...
+
+
+class Gauge(Protocol):
+    """What an executor tells about itself to whoever measures it."""
+
+    @property
+    def cost(self) -> ModelCost: ...
+
+    @property
+    def computed(self) -> tuple[float, float]:
+        """When the computation of the last plan began and when it ended, by the clock that the executor was built with.
+
+        What the executor itself does in Python before and after is not part of it.
+        """
+        ...
+
+    @property
+    def threads(self) -> int | None:
+        """None if the executor does not choose how many."""
+        ...
+
+    @property
+    def isa(self) -> str | None:
+        """The instruction set, if the executor chooses one."""
+        ...
+
+    def limits(self) -> Limits | None:
+        """What the machine can do on the executor's own threads, measured now. None if it has no way to measure that."""
+        ...
+
+
+class GaugedExecutor(Executor, Gauge, Protocol):
+    """Both at once, as every executor of ours is."""
 
 
 class Sink(Protocol):

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.core.costs import ModelCost
 from chairlift.core.errors import NothingAllowed
 from chairlift.core.types import Plan, Result, Row, Work
 from chairlift.execute import rotary, sampler
+from chairlift.execute.costs import model_cost
 from chairlift.execute.kv import KVStore
 from chairlift.execute.parameters import Parameters
 from chairlift.models.description import Description, Layer, Rope, Weights
@@ -65,6 +67,8 @@ class ReferenceExecutor:
             kv_heads=description.kv_heads,
             head_dim=description.head_dim,
         )
+        self.cost = _cost(description, parameters)
+        self.computed = (0.0, 0.0)
         self._clock = clock
         self._result: Result | None = None
 
@@ -99,13 +103,25 @@ class ReferenceExecutor:
                 rows.append(_drawn(work, scores))
             except NothingAllowed as error:
                 failed.append((work.seq_id, str(error)))
-        self._result = Result(plan.step, tuple(rows), tuple(failed), self._clock() - began)
+        self.computed = (began, self._clock())
+        self._result = Result(plan.step, tuple(rows), tuple(failed), self.computed[1] - began)
 
     def collect(self) -> Result:
         result = self._result
         assert result is not None, "nothing was launched"
         self._result = None
         return result
+
+    @property
+    def threads(self) -> None:
+        """The matrix library chooses them."""
+
+    @property
+    def isa(self) -> None:
+        """The matrix library chooses it."""
+
+    def limits(self) -> None:
+        """The matrix library has threads of its own, on which nothing else can run."""
 
     def close(self) -> None:
         """Nothing to do: memory goes with the object."""
@@ -252,3 +268,15 @@ def _gelu(x: Floats) -> Floats:
 
 
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+
+
+def _cost(description: Description, parameters: Parameters) -> ModelCost:
+    tensors = parameters.tensors
+    body = sum(tensor.nbytes for name, tensor in tensors.items() if name not in ("embed", "head"))
+    return model_cost(
+        description,
+        body_bytes=body,
+        head_bytes=tensors["embed" if description.tied else "head"].nbytes,
+        token_bytes=tensors["embed"].nbytes // description.vocab,
+        position_bytes=2 * description.kv_heads * description.head_dim * 4,
+    )

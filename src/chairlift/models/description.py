@@ -8,7 +8,7 @@ stores `weight - 1` has had the 1 added by its loader).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,23 @@ class Weights(Protocol):
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32, C-contiguous, of the shape that the layout gives; dequantised if the file is quantised."""
+        ...
+
+
+@runtime_checkable
+class StoredWeights(Weights, Protocol):
+    """Weights whose matrices can also be had as a file holds them, some rows at a time."""
+
+    def kind(self, name: str) -> str:
+        """How numbers are stored, by ggml's name: "F32", "BF16", "Q4_1"."""
+        ...
+
+    def raw(self, name: str, first: int, end: int) -> NDArray[np.uint8]:
+        """The stored bytes of these outputs of a matrix, copied: (outputs, bytes of one)."""
+        ...
+
+    def interleaved(self, name: str) -> bool:
+        """Whether the outputs of each head are stored with rotary pairs side by side, not in two halves."""
         ...
 
 

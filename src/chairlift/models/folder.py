@@ -51,6 +51,15 @@ class FolderWeights:
         values = self.files.float32(self.names[name])
         return values + np.float32(1) if self.offset_norms and name.endswith("norm") else values
 
+    def kind(self, name: str) -> str:
+        return self.files.tensors[self.names[name]].dtype
+
+    def raw(self, name: str, first: int, end: int) -> NDArray[np.uint8]:
+        return self.files.raw(self.names[name], first, end)
+
+    def interleaved(self, name: str) -> bool:  # noqa: ARG002  (checkpoints have the halves apart already)
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -103,11 +103,13 @@ class GgufFile:
     header: Header
     buffer: mmap.mmap
 
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """The stored bytes of a tensor, copied: (rows, bytes of a row), where a row is the last dimension."""
+    def raw(self, name: str, first: int = 0, end: int | None = None) -> NDArray[np.uint8]:
+        """The stored bytes of a tensor's rows, copied: (rows, bytes of a row), where a row is the last dimension."""
         tensor = self.header.tensors[name]
-        data = np.frombuffer(self.buffer[tensor.offset : tensor.offset + tensor.size], dtype=np.uint8)
-        return data.reshape(-1, tensor.shape[-1] // tensor.type.elements * tensor.type.bytes)
+        row = tensor.shape[-1] // tensor.type.elements * tensor.type.bytes
+        stop = tensor.size if end is None else end * row
+        data = self.buffer[tensor.offset + first * row : tensor.offset + stop]
+        return np.frombuffer(data, dtype=np.uint8).reshape(-1, row)
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32 of its shape, dequantised if need be. It is always a copy, and writable."""

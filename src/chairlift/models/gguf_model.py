@@ -51,6 +51,15 @@ class GgufWeights:
         heads = self.rotary_heads.get(name.rpartition(".")[2])
         return values if heads is None else deinterleave(values, heads=heads)
 
+    def kind(self, name: str) -> str:
+        return self.file.header.tensors[self.names[name]].type.name
+
+    def raw(self, name: str, first: int, end: int) -> NDArray[np.uint8]:
+        return self.file.raw(self.names[name], first, end)
+
+    def interleaved(self, name: str) -> bool:
+        return name.rpartition(".")[2] in self.rotary_heads
+
 
 def deinterleave(rows: NDArray[np.float32], *, heads: int) -> NDArray[np.float32]:
     """Rows (heads * head_dim, ...) from rotary pairs side by side to pairs in the two halves of each head."""

@@ -49,6 +49,13 @@ class TensorFiles:
     tensors: Mapping[str, StoredTensor]
     buffers: Sequence[mmap.mmap]
 
+    def raw(self, name: str, first: int, end: int) -> NDArray[np.uint8]:
+        """The stored bytes of rows of a matrix, copied: (rows, bytes of a row)."""
+        tensor = self.tensors[name]
+        row = tensor.shape[-1] * np.dtype(DTYPES[tensor.dtype]).itemsize
+        data = tensor.buffer[tensor.offset + first * row : tensor.offset + end * row]
+        return np.frombuffer(data, dtype=np.uint8).reshape(end - first, row)
+
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32; always a copy, and writable."""
         tensor = self.tensors[name]

@@ -7,8 +7,8 @@ from chairlift.core.errors import ConfigError
 from chairlift.schedule.gates import Continuous, Group
 from chairlift.schedule.headrooms import Optimistic
 from chairlift.schedule.orders import Ranked, arrival
-from chairlift.schedule.policy import Gate, Policy
-from chairlift.schedule.splits import Chunked
+from chairlift.schedule.policy import Gate, Policy, Split
+from chairlift.schedule.splits import Chunked, PrefillFirst
 
 
 def _static(*, padded: bool = False, by_length: bool = False) -> Callable[[EngineConfig], Gate]:
@@ -29,14 +29,25 @@ GATES: Mapping[str, Callable[[EngineConfig], Gate]] = {
     "dynamic-sorted": _dynamic(padded=True, by_length=True),
 }
 
+"""Presets that differ in when waiting requests may join."""
+
+PREFILL_FIRST = "prefill-first"
+PRESETS = (*GATES, PREFILL_FIRST)
+"""All names. Prefill-first lets requests join at every step, as the continuous one does."""
+
 
 def preset(config: EngineConfig) -> Policy:
     """The policy that the configuration names."""
-    if config.preset not in GATES:
-        raise ConfigError(f"there is no preset {config.preset!r}; there are {', '.join(GATES)}")
+    if config.preset not in PRESETS:
+        raise ConfigError(f"there is no preset {config.preset!r}; there are {', '.join(PRESETS)}")
     return Policy(
-        gate=GATES[config.preset](config),
+        gate=GATES.get(config.preset, GATES["continuous"])(config),
         order=Ranked(arrival),
-        split=Chunked(floor=max(1, config.max_num_batched_tokens // 8)),
+        split=_split(config),
         headroom=Optimistic(),
     )
+
+
+def _split(config: EngineConfig) -> Split:
+    chunked = Chunked(floor=max(1, config.max_num_batched_tokens // 8))
+    return PrefillFirst(chunked) if config.preset == PREFILL_FIRST else chunked

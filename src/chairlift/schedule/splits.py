@@ -1,6 +1,7 @@
 """How a step's token budget is divided. Knows how much each sequence misses; knows nothing of memory."""
 
 from chairlift.core.types import Sequence
+from chairlift.schedule.policy import Split
 
 
 class Chunked:
@@ -38,3 +39,21 @@ class Chunked:
     def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
         most = min(budget, max(budget // 2, self.floor)) if behind else budget
         return min(missing, most)
+
+
+class PrefillFirst:
+    """Nobody gets a next token while a prompt is to be computed: the whole budget goes to prompts, divided as `inner` does.
+
+    All streams stand still meanwhile. It is how engines batched before there were chunks, and it parts the two phases cleanly
+    where rates are measured.
+    """
+
+    def __init__(self, inner: Split) -> None:
+        self._inner = inner
+
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
+        prompts = [sequence for sequence in running if sequence.missing > 1]
+        return self._inner.share(prompts if prompts or behind else running, budget, behind=behind)
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
+        return self._inner.chunk(missing, budget, behind=behind)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpu_executors import CPU_BLOCK, cpu_executor, in_pieces
+from cpu_executors import CPU_BLOCK, EXACT, cpu_executor, in_pieces
 from draws import mask_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from chairlift.models.description import Description, Layer, Rope
 EVERYTHING = VARIANTS["everything"]
 LENGTH = 45
 BLOCKS = [7, 2, 5]
-INT8 = CpuOptions(threads=1, quantization="int8")
+INT8 = replace(EXACT, quantization="int8")
 
 
 def reference(description: Description, weights: ArrayWeights, tokens: list[int]) -> NDArray[np.float32]:
@@ -51,7 +51,7 @@ class TestAgainstTheReference:
     @pytest.mark.parametrize("isa", HOST_ISAS)
     def test_every_instruction_set(self, isa: str) -> None:
         weights, tokens = random_weights(EVERYTHING), random_tokens(LENGTH)
-        with cpu_executor(EVERYTHING, weights, options=CpuOptions(threads=1, isa=isa)) as executor:
+        with cpu_executor(EVERYTHING, weights, options=replace(EXACT, isa=isa)) as executor:
             close(executor.logits([row(tokens, BLOCKS)])[0], reference(EVERYTHING, weights, tokens))
 
     @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 128, 200])
@@ -90,7 +90,7 @@ class TestAgainstTheReference:
         blocks, edges = list(range(194)), [*range(0, 3100, 512), 3099, 3100]
         logits: list[NDArray[np.float32]] = []
         for threads in (1, 2):
-            options = CpuOptions(threads=threads)
+            options = replace(EXACT, threads=threads)
             with cpu_executor(description, weights, num_blocks=194, options=options) as executor:
                 logits.append(in_pieces(executor, tokens, edges, blocks))
         same(logits[0], logits[1])
@@ -103,12 +103,12 @@ class TestAgainstTheReference:
         for text, scores in zip(texts, logits, strict=True):
             close(scores, reference(PLAIN, weights, text))
 
-    @pytest.mark.parametrize("kind", ["f16", "bf16"])
-    def test_a_smaller_cache_is_close(self, kind: str) -> None:
+    @pytest.mark.parametrize(("kind", "error"), [("f16", 0.02), ("bf16", 0.15), ("int8", 0.3)])
+    def test_a_smaller_cache_is_close(self, kind: str, error: float) -> None:
         weights, tokens = random_weights(PLAIN), random_tokens(LENGTH)
-        with cpu_executor(PLAIN, weights, options=CpuOptions(threads=1, kv_cache_dtype=kind)) as executor:
+        with cpu_executor(PLAIN, weights, options=replace(EXACT, kv_cache_dtype=kind)) as executor:
             logits = executor.logits([row(tokens, BLOCKS)])[0]
-        np.testing.assert_allclose(logits, reference(PLAIN, weights, tokens), atol=0.02 if kind == "f16" else 0.15)
+        np.testing.assert_allclose(logits, reference(PLAIN, weights, tokens), atol=error)
 
     def test_weights_and_activations_of_8_bits_are_close(self) -> None:
         weights, tokens = random_weights(PLAIN), random_tokens(LENGTH)
@@ -118,7 +118,7 @@ class TestAgainstTheReference:
         assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("options", [CpuOptions(threads=1), INT8, CpuOptions(threads=1, kv_cache_dtype="bf16")])
+@pytest.mark.parametrize("options", [EXACT, INT8, *(replace(EXACT, kv_cache_dtype=kind) for kind in ("bf16", "int8"))])
 class TestTheSameBits:
     """All comparisons are exact."""
 
@@ -170,7 +170,7 @@ def test_a_row_has_the_same_bits_in_any_batch(data: st.DataObject) -> None:
     done = dict.fromkeys(texts, 0)
     last: dict[str, NDArray[np.float32]] = {}
     weights = random_weights(EVERYTHING)
-    with cpu_executor(EVERYTHING, weights, num_blocks=18, options=CpuOptions(threads=2, quantization="int8")) as batch:
+    with cpu_executor(EVERYTHING, weights, num_blocks=18, options=replace(INT8, threads=2)) as batch:
         while left := [name for name in texts if done[name] < len(texts[name])]:
             chosen = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
             counts = [data.draw(st.integers(1, len(texts[name]) - done[name])) for name in chosen]
@@ -222,7 +222,7 @@ class TestThePort:
             assert len(set(executor.collect().rows[0].tokens)) > 1
 
     @pytest.mark.parametrize("value", [np.inf, np.nan])
-    @pytest.mark.parametrize("options", [CpuOptions(threads=1), INT8])
+    @pytest.mark.parametrize("options", [EXACT, INT8])
     def test_a_row_with_broken_logits_fails_and_the_others_are_answered(self, value: float, options: CpuOptions) -> None:
         weights = random_weights(PLAIN)
         weights.tensors["embed"][60] = value

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from cpu_executors import cpu_executor
 from tiny_decoders import PLAIN, random_weights, row
 
 from chairlift.execute.cpu.executor import CpuOptions
-from chairlift.execute.cpu.pool import default_threads
+from chairlift.execute.cpu.pool import default_threads, usable_processors
 
 
 def quota(root: Path, text: str) -> Path:
@@ -36,6 +37,18 @@ class TestTheirNumber:
         (folder / "cpu.cfs_quota_us").write_text("300000\n")
         (folder / "cpu.cfs_period_us").write_text("100000\n")
         assert default_threads(affinity=8, root=tmp_path) == 3
+
+
+def test_where_the_system_does_not_say_which_processors_may_be_used_all_are() -> None:
+    assert usable_processors(SimpleNamespace(cpu_count=lambda: 6)) == 6
+
+
+def test_only_processors_that_may_be_used_count() -> None:
+    assert usable_processors(SimpleNamespace(cpu_count=lambda: 6, sched_getaffinity=lambda _: {1, 5})) == 2
+
+
+def test_there_is_always_one_processor() -> None:
+    assert usable_processors(SimpleNamespace(cpu_count=lambda: None)) == 1
 
 
 def workers() -> list[threading.Thread]:

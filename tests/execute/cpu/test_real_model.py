@@ -37,7 +37,7 @@ def model() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def alone(model: Model) -> list[NDArray[np.float32]]:
     """Logits after each text, computed at once, on one thread, by itself."""
-    with cpu_executor(model.description, model.weights) as executor:
+    with cpu_executor(model.description, model.weights, options=CpuOptions(threads=1)) as executor:
         return [executor.logits([row(text, range(BLOCKS_EACH))])[0] for text in TEXTS]
 
 

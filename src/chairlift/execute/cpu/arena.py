@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import ROW_PAD, round_up
@@ -79,16 +79,31 @@ class Arena:
     @classmethod
     def of(cls, description: Description, widths: Widths, *, tokens: int, rows: int, partials: int) -> "Arena":
         """`partials` are the segments of attention that can wait to be joined."""
+        sizes = cls._sizes(description, widths, tokens=tokens, rows=rows, partials=partials)
+        buffers = {name: aligned(count, dtype) for name, (count, dtype) in sizes.items()}
+        buffers["logits"] = buffers["logits"].reshape(rows, widths.vocab)
+        return cls(**buffers)
+
+    @classmethod
+    def bytes_of(cls, description: Description, widths: Widths, *, tokens: int, rows: int, partials: int) -> int:
+        """What it takes in memory."""
+        sizes = cls._sizes(description, widths, tokens=tokens, rows=rows, partials=partials)
+        return sum(count * np.dtype(dtype).itemsize for count, dtype in sizes.values())
+
+    @staticmethod
+    def _sizes(
+        description: Description, widths: Widths, *, tokens: int, rows: int, partials: int
+    ) -> dict[str, tuple[int, DTypeLike]]:
         head_bytes = description.heads // description.kv_heads * (widths.head + HEAD_PAD) * 4 + LINE
         widest = max(widths.hidden, widths.mixed, widths.mlp)
-        return cls(
-            stream=aligned(tokens * widths.stream, np.float32),
-            qkv=aligned(tokens * widths.qkv, np.float32),
-            mixed=aligned(tokens * widths.mixed, np.float32),
-            wide=aligned(tokens * 2 * widths.up_at, np.float32),
-            out=aligned(tokens * widths.stream, np.float32),
-            blocks=aligned(tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
-            floats=aligned(tokens * widest, np.float32),
-            partials=aligned(partials * description.kv_heads * head_bytes, np.uint8),
-            logits=aligned(rows * widths.vocab, np.float32).reshape(rows, widths.vocab),
-        )
+        return {
+            "stream": (tokens * widths.stream, np.float32),
+            "qkv": (tokens * widths.qkv, np.float32),
+            "mixed": (tokens * widths.mixed, np.float32),
+            "wide": (tokens * 2 * widths.up_at, np.float32),
+            "out": (tokens * widths.stream, np.float32),
+            "blocks": (tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
+            "floats": (tokens * widest, np.float32),
+            "partials": (partials * description.kv_heads * head_bytes, np.uint8),
+            "logits": (rows * widths.vocab, np.float32),
+        }

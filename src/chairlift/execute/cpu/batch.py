@@ -6,6 +6,7 @@ numbers they are faster than NumPy's.
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -59,14 +60,22 @@ class Batch:
         tokens = array("i")
         positions, slots, last = array("q"), array("q"), array("q")
         items: list[tuple[int, ...]] = []
-        highest = 0
+        highest, size = 0, self._block_size
         for row in work:
             count = len(row.tokens)
             assert count > 0, f"{row.seq_id}: a row without tokens"
             blocks, start = (self._pad_blocks, 0) if row.pad else (row.blocks, row.start)
-            assert start + count <= len(blocks) * self._block_size, f"{row.seq_id}: too few blocks"
-            self._place(positions, slots, blocks, start, count)
-            self._split(items, len(tokens), start, count, 0 if row.pad else len(tables))
+            assert start + count <= len(blocks) * size, f"{row.seq_id}: too few blocks"
+            table = 0 if row.pad else len(tables)
+            if count == 1:
+                # What the two calls below come to for the next token of an answer, which most rows are.
+                positions.append(start)
+                slots.append(blocks[start // size] * size + start % size)
+                segments = start // SEGMENT + 1
+                items.append((len(tokens), start, 1, table, 0, segments, -1, segments))
+            else:
+                self._place(positions, slots, blocks, start, count)
+                self._split(items, len(tokens), start, count, table)
             tokens.extend(row.tokens)
             if not row.pad:
                 tables.extend(blocks)
@@ -77,10 +86,8 @@ class Batch:
         if len(items) < self._few:
             items = _by_segment(items)
         # The longest first, so that no thread begins one when the others are through.
-        items.sort(key=lambda item: item[5] * item[2], reverse=True)
-        flat = array("q")
-        for item in items:
-            flat.extend(item)
+        items.sort(key=_cost, reverse=True)
+        flat = array("q", chain.from_iterable(items))
         self.draws = Draws([row.draws for row in work if row.draws and not row.pad], vocab=self._vocab)
         self._arrays = {
             "token_ids": array("q", tokens),
@@ -124,6 +131,11 @@ class Batch:
         assert drawing <= self._max_rows, f"{drawing} rows draw: this executor was built for {self._max_rows}"
         assert np.frombuffer(tokens, dtype=np.uint32).max() < self._vocab, "a token id beyond the vocabulary"
         assert np.frombuffer(blocks, dtype=np.uint32).max(initial=0) < self._num_blocks, "a block that is not there"
+
+
+def _cost(item: tuple[int, ...]) -> int:
+    """Positions that are met, about."""
+    return item[5] * item[2]
 
 
 def _by_segment(items: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

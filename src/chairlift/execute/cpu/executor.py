@@ -3,25 +3,25 @@
 Knows plans and results; the arithmetic is machine code (`kernels`), its order a program (`program`).
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.core.costs import Limits, ModelCost
 from chairlift.core.errors import ConfigError
 from chairlift.core.types import Plan, Result, Row, Work
-from chairlift.execute.cpu import native
+from chairlift.execute.cpu import limits, native
 from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
 from chairlift.execute.cpu.batch import MAX_PARTIALS, Batch, pad_blocks
-from chairlift.execute.cpu.isa import SHAPES, choose
-from chairlift.execute.cpu.kv import PLACE, KVCache
-from chairlift.execute.cpu.loading import Loader, Quantization
-from chairlift.execute.cpu.operations import KV_KINDS
-from chairlift.execute.cpu.pool import Pool, default_threads
+from chairlift.execute.cpu.costs import packed_cost
+from chairlift.execute.cpu.isa import SHAPES, Isa
+from chairlift.execute.cpu.kv import KVCache
+from chairlift.execute.cpu.loading import Loader
+from chairlift.execute.cpu.options import Choice, CpuOptions, check_block_size, check_names, resolve
+from chairlift.execute.cpu.pool import Pool, default_threads, usable_processors
 from chairlift.execute.cpu.program import Program
 from chairlift.execute.cpu.rotation import TurnTable
 from chairlift.execute.cpu.words import BROKEN, EXCLUDED
@@ -31,16 +31,6 @@ from chairlift.models.description import Description, Weights
 FAILURES = {BROKEN: "the model's logits are not finite numbers", EXCLUDED: NOTHING_ALLOWED}
 MAX_HEAD_DIM = 512
 MAX_QUERIES_A_KEY = 32
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
-    """How to compute. None: work it out from the machine."""
-
-    threads: int | None = None
-    isa: str | None = None
-    quantization: Quantization = "auto"
-    kv_cache_dtype: str = "f32"
 
 
 class CpuExecutor:
@@ -60,8 +50,13 @@ class CpuExecutor:
         arena: Arena,
         kv: KVCache,
         batch: Batch,
+        isa: Isa,
+        cost: ModelCost,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.isa: Isa = isa
+        self.cost, self.threads = cost, pool.threads
+        self.computed = (0.0, 0.0)
         self._description = description
         self._pool, self._program, self._arena, self._kv, self._batch = pool, program, arena, kv, batch
         self._turns = {rope: TurnTable(rope, description.head_dim) for rope in program.ropes}
@@ -85,17 +80,23 @@ class CpuExecutor:
     ) -> "CpuExecutor":
         """Compiles (if `cache` does not have it yet), reads all weights, starts the threads.
 
-        `max_tokens` and `max_rows` are the tokens and the drawing rows of the largest step there will be.
+        `max_tokens` and `max_rows` are the tokens and the drawing rows of the largest step there will be. `on_tensor(done,
+        total)` is called once everything is compiled, and follows the reading.
         """
         options = options or CpuOptions()
         check(description, block_size=block_size, options=options)
         host = native.Host.detect()
-        isa = choose(host.features, options.isa)
-        code = native.load(isa, host, cache=cache, on_compile=on_compile)
-        loader = Loader(description, weights, shape=SHAPES[isa], quantization=options.quantization, on_tensor=on_tensor)
-        packed = loader.load()
-        threads = options.threads or default_threads(affinity=len(os.sched_getaffinity(0)))
-        pool = Pool(code, threads=threads, scratch_bytes=scratch_bytes(description.vocab))
+        choice = decide(options, host)
+        code = native.load(choice.isa, host, cache=cache, on_compile=on_compile)
+        packed = Loader(
+            description,
+            weights,
+            shape=SHAPES[choice.isa],
+            quantization=choice.quantization,
+            threads=choice.threads,
+            on_tensor=on_tensor,
+        ).load()
+        pool = Pool(code, threads=choice.threads, scratch_bytes=scratch_bytes(description.vocab))
         widths = Widths.of(description)
         arena = Arena.of(description, widths, tokens=max_tokens, rows=max_rows, partials=MAX_PARTIALS)
         kv = KVCache(
@@ -104,7 +105,7 @@ class CpuExecutor:
             block_size=block_size,
             kv_heads=description.kv_heads,
             head=widths.head,
-            kind=options.kv_cache_dtype,
+            kind=choice.kv,
         )
         program = Program(
             description,
@@ -112,9 +113,9 @@ class CpuExecutor:
             widths=widths,
             arena=arena,
             kv=kv,
-            shape=SHAPES[isa],
+            shape=SHAPES[choice.isa],
             state=pool.state,
-            threads=threads,
+            threads=choice.threads,
         )
         batch = Batch(
             pool.state,
@@ -125,9 +126,10 @@ class CpuExecutor:
             block_size=block_size,
             heads=description.heads,
             kv_heads=description.kv_heads,
-            threads=threads,
+            threads=choice.threads,
         )
-        return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch)
+        cost = packed_cost(description, packed, kv)
+        return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch, isa=choice.isa, cost=cost)
 
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
@@ -161,6 +163,10 @@ class CpuExecutor:
         drawing = sum(bool(row.draws) and not row.pad for row in work)
         return self._arena.logits[:drawing, : self._description.vocab].copy()
 
+    def limits(self) -> Limits:
+        """What the machine can do on the threads of this executor, measured now. Nothing else may be running."""
+        return limits.measure(self._pool, isa=self.isa, clock=self._clock)
+
     def close(self) -> None:
         """Ends the threads. Nothing may be running."""
         self._pool.close()
@@ -172,17 +178,20 @@ class CpuExecutor:
         for rope, table in self._turns.items():
             if table.reach(highest):
                 self._program.set_turns(rope, table.address)
+        began = self._clock()
         self._pool.run()
+        self.computed = (began, self._clock())
+
+
+def decide(options: CpuOptions, host: native.Host) -> Choice:
+    """What is computed with on this machine. ConfigError if that is not possible."""
+    return resolve(options, host.features, threads=default_threads(affinity=usable_processors()))
 
 
 def check(description: Description, *, block_size: int, options: CpuOptions) -> None:
     """ConfigError if this executor cannot run the model, or not in this way."""
-    if block_size % PLACE:
-        raise ConfigError(f"block_size must be a multiple of {PLACE} on the CPU, not {block_size}")
-    if options.kv_cache_dtype not in KV_KINDS:
-        raise ConfigError(f"kv_cache_dtype {options.kv_cache_dtype!r:.20} is unknown: it may be {', '.join(KV_KINDS)}")
-    if options.threads is not None and options.threads < 1:
-        raise ConfigError(f"threads must be at least 1, not {options.threads}")
+    check_names(options)
+    check_block_size(block_size)
     if description.head_dim > MAX_HEAD_DIM:
         raise ConfigError(f"heads of {description.head_dim} elements: the limit is {MAX_HEAD_DIM}")
     if description.heads // description.kv_heads > MAX_QUERIES_A_KEY:

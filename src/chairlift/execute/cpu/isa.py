@@ -38,6 +38,24 @@ SHAPES: Mapping[Isa, Shape] = {
     "portable": Shape(lanes=8, vectors=2, rows=4, float_rows=6),
 }
 
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Dot products that do not wait for each other, enough to keep the processor's units busy: each of `weights` vectors with
+    each of `inputs` vectors, all in registers.
+    """
+
+    weights: int
+    inputs: int
+
+
+CHAINS: Mapping[Isa, Chains] = {
+    "avx512-vnni": Chains(weights=4, inputs=3),
+    "avx2-vnni": Chains(weights=2, inputs=5),
+    "avx2": Chains(weights=2, inputs=2),
+    "portable": Chains(weights=1, inputs=2),
+}
+
 _NEEDS: Mapping[Isa, tuple[str, ...]] = {
     "avx512-vnni": ("avx512f", "avx512bw", "avx512vl", "avx512vnni", "f16c", "fma"),
     "avx2-vnni": ("avx2", "avxvnni", "f16c", "fma"),

@@ -1,37 +1,54 @@
-"""Reads a model's tensors into packed weights.
+"""Reads a model's tensors into packed weights, piece by piece, several pieces at a time.
 
-Knows names and what belongs side by side; knows nothing of block formats or instructions.
+Knows names and what belongs side by side; knows nothing of block formats or instructions. No more of a file is held at once
+than the pieces in work; tensors that are in no file come whole.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.core.errors import ModelError
-from chairlift.execute.cpu.arena import Widths
 from chairlift.execute.cpu.isa import Shape
 from chairlift.execute.cpu.memory import aligned
+from chairlift.execute.cpu.options import Quantization
+from chairlift.execute.cpu.outline import Outline
 from chairlift.execute.cpu.packing import (
     ROW_PAD,
     Matrix,
+    Packed,
+    allocate,
+    converted,
     decode,
     from_floats,
-    pack,
+    lay,
     round_up,
-    rounded_to_8_bits,
-    stacked,
 )
 from chairlift.execute.cpu.program import LayerWeights, ModelWeights, Product
-from chairlift.models.description import Description, Weights
-from chairlift.models.gguf_model import GgufWeights
+from chairlift.models.description import Description, StoredWeights, Weights
 
-Quantization = Literal["auto", "int8", "none"]
+PIECE = 1 << 20
+"""Weights that are read, put into their form and laid out in one go."""
+PIECES_AHEAD = 2
+"""Pieces of each thread that wait or are in work."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Work that may be done beside all other such work, and how many weights it reads."""
+
+    weights: int
+    run: Callable[[], None]
 
 
 class Loader:
-    """Reads each tensor once, layer by layer."""
+    """Reads each tensor once. What comes of it does not depend on `threads`."""
 
     def __init__(
         self,
@@ -40,104 +57,153 @@ class Loader:
         *,
         shape: Shape,
         quantization: Quantization,
+        threads: int = 1,
+        piece: int = PIECE,
         on_tensor: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._description, self._weights, self._shape, self._quantization = description, weights, shape, quantization
+        """`on_tensor(done, total)` is called before the first matrix is read and whenever more is done, in numbers."""
+        self._description, self._weights, self._shape = description, weights, shape
+        self._threads, self._piece = threads, piece
         self._layout = description.layout()
-        self._widths = Widths.of(description)
+        self._outline = Outline(description, weights, quantization)
         self._on_tensor = on_tensor
-        self._done = 0
+        self._jobs: list[_Job] = []
 
     def load(self) -> ModelWeights:
-        description = self._description
-        embed = self._matrix("embed")
-        packed = pack(embed, self._shape)
-        head = packed if description.tied else pack(self._matrix("head"), self._shape)
-        norm = self._vector("norm", self._widths.hidden)
-        layers = tuple(self._layer(index) for index in range(len(description.layers)))
-        return ModelWeights(packed, (Product(head, 0, None),), norm, layers)
+        """ModelError if a tensor has not the shape that the description gives it."""
+        widths = self._outline.widths
+        (embed,) = self._side_by_side({"embed": 0})
+        head = embed if self._description.tied else self._side_by_side({"head": 0})[0]
+        norm = self._vector("norm", widths.hidden)
+        layers = tuple(self._layer(f"layers.{index}.") for index in range(len(self._description.layers)))
+        self._work()
+        return ModelWeights(embed.packed, (head,), norm, layers)
 
-    def _layer(self, index: int) -> LayerWeights:
-        description, widths, prefix = self._description, self._widths, f"layers.{index}."
-        heads = {"q": description.heads, "k": description.kv_heads, "v": description.kv_heads}
-        qkv = self._side_by_side(prefix, {"q": 0, "k": widths.key_at, "v": widths.value_at}, widths.qkv, heads)
-        gate_up = self._side_by_side(prefix, {"gate": 0, "up": widths.up_at}, 2 * widths.up_at, {})
-        o = self._side_by_side(prefix, {"o": 0}, widths.stream, {})
-        down = self._side_by_side(prefix, {"down": 0}, widths.stream, {})
-        vectors = {name: self._vector(prefix + name, width) for name, width in self._vectors()}
+    def _layer(self, prefix: str) -> LayerWeights:
+        widths = self._outline.widths
+        qkv = self._side_by_side({f"{prefix}q": 0, f"{prefix}k": widths.key_at, f"{prefix}v": widths.value_at})
+        o = self._side_by_side({f"{prefix}o": 0})
+        gate_up = self._side_by_side({f"{prefix}gate": 0, f"{prefix}up": widths.up_at})
+        down = self._side_by_side({f"{prefix}down": 0})
+        norms = [name for name in self._layout if name.startswith(prefix) and name.endswith("norm")]
+        vectors = {name.removeprefix(prefix): self._vector(name, self._outline.vector(name)) for name in norms}
         return LayerWeights(qkv, o, gate_up, down, vectors)
 
-    def _vectors(self) -> Iterator[tuple[str, int]]:
-        yield from (("attn_norm", self._widths.hidden), ("mlp_norm", self._widths.hidden))
-        if self._description.qk_norm:
-            yield from (("q_norm", self._widths.head), ("k_norm", self._widths.head))
-        if self._description.sandwich:
-            yield from (("post_attn_norm", self._widths.hidden), ("post_mlp_norm", self._widths.hidden))
+    def _side_by_side(self, columns: dict[str, int]) -> tuple[Product, ...]:
+        """Matrices of one input: a single one if they are of one form, as one product is faster than several."""
+        slots = {name: self._outline.matrix(name) for name in columns}
+        if len({slot.form for slot in slots.values()}) > 1:
+            return tuple(self._product([name], column) for name, column in columns.items())
+        return (self._product(list(columns), 0),)
 
-    def _side_by_side(self, prefix: str, columns: dict[str, int], width: int, heads: dict[str, int]) -> tuple[Product, ...]:
-        """Matrices of one input: a single one if they are of one format, as one product is faster than several."""
-        matrices = {name: self._headed(prefix + name, heads.get(name)) for name in columns}
-        biases = {name: self._bias(prefix + name, width - columns[name], heads.get(name)) for name in columns}
-        if len({matrix.format for matrix in matrices.values()}) > 1:
-            return tuple(Product(pack(matrix, self._shape), columns[name], biases[name]) for name, matrix in matrices.items())
-        bias: NDArray[Any] | None = None
-        for name, part in biases.items():
-            if part is not None:
-                bias = aligned(width, np.float32) if bias is None else bias
-                length = round_up(matrices[name].outputs, ROW_PAD)
-                bias[columns[name] : columns[name] + length] = part[:length]
-        return (Product(pack(stacked(list(matrices.values())), self._shape), 0, bias),)
+    def _product(self, names: list[str], column: int) -> Product:
+        """One matrix, of the outputs of all these."""
+        slots = [self._outline.matrix(name) for name in names]
+        heights = [round_up(slot.outputs, ROW_PAD) for slot in slots]
+        packed = allocate(slots[0].form, sum(heights), slots[0].inputs)
+        bias = aligned(packed.outputs, np.float32) if f"{names[0]}_bias" in self._layout else None
+        first = 0
+        for name, height in zip(names, heights, strict=True):
+            self._jobs += self._jobs_of(name, packed, first)
+            if bias is not None:
+                bias[first : first + height] = self._bias(f"{name}_bias", height)
+            first += height
+        return Product(packed, column, bias)
 
-    def _headed(self, name: str, heads: int | None) -> Matrix:
-        """A matrix whose outputs (of q, k, v) or inputs (of o) are padded head by head."""
-        head, padded = self._description.head_dim, self._widths.head
-        if head == padded:
-            return self._matrix(name)
-        if heads is not None:
-            values = self._float32(name).reshape(heads, head, -1)
-            return self._of_floats(np.pad(values, ((0, 0), (0, padded - head), (0, 0))).reshape(heads * padded, -1))
-        if name.endswith(".o"):
-            values = self._float32(name)
-            values = values.reshape(len(values), -1, head)
-            return self._of_floats(np.pad(values, ((0, 0), (0, 0), (0, padded - head))).reshape(len(values), -1))
-        return self._matrix(name)
+    def _bias(self, name: str, length: int) -> NDArray[Any]:
+        values = self._float32(name)
+        if self._is_headed(name.removesuffix("_bias")):
+            head, padded = self._description.head_dim, self._outline.widths.head
+            values = np.pad(values.reshape(-1, head), ((0, 0), (0, padded - head))).reshape(-1)
+        return _padded(values, length)
 
-    def _bias(self, name: str, width: int, heads: int | None) -> NDArray[Any] | None:
-        if f"{name}_bias" not in self._layout:
-            return None
-        values = self._float32(f"{name}_bias")
-        if heads is not None:
-            extra = self._widths.head - self._description.head_dim
-            values = np.pad(values.reshape(heads, -1), ((0, 0), (0, extra))).reshape(-1)
-        return _padded(values, width)
-
-    def _vector(self, name: str, width: int) -> NDArray[Any]:
-        return _padded(self._float32(name), width)
-
-    def _matrix(self, name: str) -> Matrix:
-        weights = self._weights
-        if self._quantization == "auto" and isinstance(weights, GgufWeights):
-            stored = weights.names[name]
-            matrix = decode(weights.file.raw(stored), weights.file.header.tensors[stored].type.name)
-            heads = weights.rotary_heads.get(name.rpartition(".")[2])
-            self._count()
-            return matrix if heads is None else matrix.deinterleaved(heads)
-        return self._of_floats(self._float32(name))
-
-    def _of_floats(self, values: NDArray[np.float32]) -> Matrix:
-        return rounded_to_8_bits(values) if self._quantization == "int8" else from_floats(values)
+    def _vector(self, name: str, length: int) -> NDArray[Any]:
+        return _padded(self._float32(name), length)
 
     def _float32(self, name: str) -> NDArray[np.float32]:
         tensor = self._weights.float32(name)
         if tensor.shape != self._layout[name]:
             raise ModelError(f"tensor {name} has shape {tensor.shape}, expected {self._layout[name]}")
-        self._count()
         return tensor
 
-    def _count(self) -> None:
-        self._done += 1
+    # ── matrices, in pieces ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _jobs_of(self, name: str, packed: Packed, first: int) -> Iterator[_Job]:
+        """All that fills the outputs of `packed` from `first` on."""
+        weights, pieces = self._weights, list(self._pieces(name, first))
+        if not isinstance(weights, StoredWeights):
+            yield _Job(prod(self._layout[name]), lambda: self._lay_whole(name, packed, pieces))
+            return
+        for begin, end, at in pieces:
+
+            def run(begin: int = begin, end: int = end, at: int = at) -> None:
+                matrix = decode(weights.raw(name, begin, end), weights.kind(name))
+                if weights.interleaved(name):
+                    matrix = matrix.deinterleaved((end - begin) // self._description.head_dim)
+                self._lay(name, matrix, packed, at)
+
+            yield _Job((end - begin) * self._layout[name][1], run)
+
+    def _pieces(self, name: str, first: int) -> Iterator[tuple[int, int, int]]:
+        """Ranges of outputs, and where each is laid. They are cut where strips and heads begin."""
+        outputs, inputs = self._layout[name]
+        head, padded = self._description.head_dim, self._outline.widths.head
+        if not self._is_headed(name):
+            head = padded = 1
+        # So many heads end where a strip does.
+        step = head * (ROW_PAD // gcd(padded, ROW_PAD))
+        step *= max(1, self._piece // (step * inputs))
+        for begin in range(0, outputs, step):
+            yield begin, min(outputs, begin + step), first + begin // head * padded
+
+    def _lay_whole(self, name: str, packed: Packed, pieces: Iterable[tuple[int, int, int]]) -> None:
+        values = self._float32(name)
+        for begin, end, at in pieces:
+            self._lay(name, from_floats(values[begin:end]), packed, at)
+
+    def _lay(self, name: str, matrix: Matrix, packed: Packed, at: int) -> None:
+        description, padded = self._description, self._outline.widths.head
+        if padded != description.head_dim and self._is_headed(name):
+            matrix = matrix.with_wider_heads(description.head_dim, padded)
+        elif padded != description.head_dim and name.endswith(".o"):
+            stored = converted(matrix, self._outline.stored(name))
+            matrix = stored.with_wider_heads_of_inputs(description.heads, description.head_dim, padded)
+        lay(converted(matrix, packed.format), packed, self._shape, first=at)
+
+    def _is_headed(self, name: str) -> bool:
+        """Whether its outputs are heads."""
+        return name.rpartition(".")[2] in ("q", "k", "v")
+
+    # ── work ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self) -> None:
+        done, total = 0, sum(job.weights for job in self._jobs)
+        self._tell(done, total)
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="chairlift-load") as pool:
+            for count in _in_order(pool, self._jobs, ahead=PIECES_AHEAD * self._threads):
+                done += count
+                self._tell(done, total)
+        self._jobs = []
+
+    def _tell(self, done: int, total: int) -> None:
         if self._on_tensor is not None:
-            self._on_tensor(self._done, len(self._layout))
+            self._on_tensor(done, total)
+
+
+def _in_order(pool: ThreadPoolExecutor, jobs: Iterable[_Job], *, ahead: int) -> Iterator[int]:
+    """Does the jobs and yields what each has read. Few are handed over ahead of time, so that little is left if one fails."""
+    waiting: deque[tuple[_Job, Future[None]]] = deque()
+    for job in jobs:
+        waiting.append((job, pool.submit(job.run)))
+        if len(waiting) >= ahead:
+            yield _finished(*waiting.popleft())
+    while waiting:
+        yield _finished(*waiting.popleft())
+
+
+def _finished(job: _Job, future: "Future[None]") -> int:
+    future.result()
+    return job.weights
 
 
 def _padded(values: NDArray[np.float32], width: int) -> NDArray[Any]:

@@ -49,6 +49,9 @@ class Words:
         """The address of a word."""
         return self.address + WORD * self._index[name]
 
+    def get(self, name: str) -> int:
+        return self._view[self._index[name]]
+
     def set(self, **values: int) -> None:
         for name, value in values.items():
             self._view[self._index[name]] = value

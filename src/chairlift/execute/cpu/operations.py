@@ -1,9 +1,13 @@
 """The instructions by name; a name's place in the list is its code. Machine code and program builder both count on it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from chairlift.execute.cpu.formats import FORMATS
 
-KV_KINDS = ("f32", "f16", "bf16")
-"""How keys and values can be stored."""
+KV_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "f16": 2, "bf16": 2, "int8": 1})
+"""How keys and values can be stored, and the bytes of an element. Those of int8 share a step for each token and head."""
+KV_KINDS = tuple(KV_BYTES)
 
 ACTIVATION_KINDS = ("silu", "gelu_tanh", "gelu")
 
@@ -16,4 +20,6 @@ OPERATIONS: tuple[str, ...] = (
     "norm",
     "quantise",
     "sample",
+    "probe_read",
+    "probe_dot",
 )

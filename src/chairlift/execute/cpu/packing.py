@@ -1,10 +1,10 @@
-"""Weights on their way from a file to the kernels: decoded without rounding, then laid out for an instruction set.
+"""Weights on their way from a file to the kernels: decoded, rounded if another form is wanted, laid out in strips.
 
 Knows ggml's block formats (read off its `ggml-quants` and the GGUF specification) and the layout that `kernels.dots` and
 `kernels.gemm` read. A matrix is (outputs, inputs); inputs are padded to groups of 32, outputs to `ROW_PAD`, both with zeros.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -71,22 +71,58 @@ class Matrix:
         extra = count - self.outputs
         return self if extra == 0 else self.map(lambda part: np.pad(part, ((0, extra), (0, 0))))
 
+    def with_wider_heads(self, head: int, padded: int) -> "Matrix":
+        """The outputs of each head padded with zeros."""
+        room = ((0, 0), (0, padded - head), (0, 0))
+        return self.map(lambda part: np.pad(part.reshape(-1, head, part.shape[1]), room).reshape(-1, part.shape[1]))
 
-def stacked(matrices: Sequence[Matrix]) -> Matrix:
-    """Outputs of several matrices of one format, one after another, each padded."""
-    padded = [matrix.with_outputs(round_up(matrix.outputs, ROW_PAD)) for matrix in matrices]
-    parts = [(m.numbers, m.scales, m.minima) for m in padded]
-    joined = [None if any(p is None for p in part) else np.concatenate(part) for part in zip(*parts, strict=True)]
-    numbers, scales, minima = joined
-    assert numbers is not None
-    return Matrix(matrices[0].format, numbers, scales, minima)
+    def with_wider_heads_of_inputs(self, heads: int, head: int, padded: int) -> "Matrix":
+        """The inputs of each head padded with zeros. Only for floats, as groups would no longer be in line."""
+        assert isinstance(self.format, Floats)
+        narrow = self.numbers[:, : heads * head].reshape(self.outputs, heads, head)
+        wide = np.pad(narrow, ((0, 0), (0, 0), (0, padded - head)))
+        return Matrix(self.format, _pad_inputs(wide.reshape(self.outputs, -1)))
 
 
 def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-# ── out of floats ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── from one form to another ──────────────────────────────────────────────────────────────────────────────────────────────
+
+WIDENED: Mapping[Format, Quantised] = MappingProxyType(
+    {Q4_ZERO_F16: Q8_F16, Q4_MIN_F16: Q8_MIN_F16, Q4_MIN_F32: Q8_MIN_F32},
+)
+"""The forms of 8 bits that mean the same as forms of 4 bits."""
+
+LEVELS = (13.5, 14.25, 15.0, 15.75)
+"""Steps that the range of a group is cut into before 4-bit integers are fitted to it: the best of these is taken."""
+MOST_4_BIT = 15
+
+
+def converted(matrix: Matrix, form: Format) -> Matrix:
+    """The matrix in another form: rounded, unless `form` can hold all that it means."""
+    if matrix.format == form:
+        return matrix
+    if WIDENED.get(matrix.format) == form:
+        zero = matrix.format.zero if isinstance(matrix.format, Quantised) else 0
+        return Matrix(form, matrix.numbers.view(np.int8) - np.int8(zero), matrix.scales, matrix.minima)
+    return _FROM_FLOATS[form](floats(matrix))
+
+
+def floats(matrix: Matrix) -> NDArray[np.float32]:
+    """The weights [outputs, inputs] that a matrix stands for."""
+    if matrix.format == BF16:
+        return (matrix.numbers.astype(np.uint32) << 16).view(np.float32)
+    if isinstance(matrix.format, Floats):
+        return matrix.numbers.astype(np.float32, copy=False)
+    assert matrix.scales is not None
+    groups = matrix.numbers.reshape(matrix.outputs, -1, matrix.format.group).astype(np.float32)
+    with np.errstate(all="ignore"):  # a broken file may hold scales that are not numbers: they are passed on as they are
+        values = (groups - np.float32(matrix.format.zero)) * matrix.scales.astype(np.float32)[:, :, None]
+        if matrix.minima is not None:
+            values += matrix.minima.astype(np.float32)[:, :, None]
+    return values.reshape(matrix.outputs, -1)
 
 
 def from_floats(values: NDArray[np.float32]) -> Matrix:
@@ -102,6 +138,73 @@ def rounded_to_8_bits(values: NDArray[np.float32]) -> Matrix:
     scaled = np.where(usable[:, :, None], groups, 0) / np.where(usable, steps, 1)[:, :, None]
     integers = np.rint(scaled).astype(np.int8)
     return Matrix(Q8_F32, integers.reshape(values.shape), steps.astype(np.float32))
+
+
+def rounded_to_4_bits(values: NDArray[np.float32]) -> Matrix:
+    """Each group of 32 as `scale * q + minimum`, with little squared error: the search of ggml's K types, made shorter.
+
+    The range is cut into a few more or fewer steps than there are integers; for each the line through the integers that gives
+    the least squares is taken, with scale and minimum as float16; the best line wins. A group with broken numbers keeps a
+    broken scale.
+    """
+    values = _pad_inputs(values)
+    groups = values.reshape(len(values), -1, ACTIVATION_GROUP)
+    broken: Array = ~np.isfinite(groups).all(axis=2)
+    groups = np.where(broken[:, :, None], np.float32(0), groups)
+    low, spread = groups.min(axis=2), np.ptp(groups, axis=2)
+    best = _Fit.nearest(groups, *_line(groups, np.zeros_like(groups)))
+    for levels in LEVELS:
+        guess = _nearest_integers(groups, spread / np.float32(levels), low)
+        best = best.or_better(_Fit.nearest(groups, *_line(groups, guess)))
+    scales = np.where(broken, np.float16(np.nan), best.scales)
+    return Matrix(Q4_MIN_F16, best.integers.astype(np.uint8).reshape(values.shape), scales, best.minima)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """4-bit integers [outputs, groups, 32] with scales, minima and squared errors [outputs, groups]."""
+
+    integers: Array
+    scales: Array
+    minima: Array
+    errors: Array
+
+    @classmethod
+    def nearest(cls, groups: NDArray[np.float32], scales: NDArray[np.float16], minima: NDArray[np.float16]) -> "_Fit":
+        step, start = scales.astype(np.float32), minima.astype(np.float32)
+        integers = _nearest_integers(groups, step, start)
+        off = integers * step[:, :, None] + start[:, :, None] - groups
+        return cls(integers, scales, minima, np.einsum("ijk,ijk->ij", off, off))
+
+    def or_better(self, other: "_Fit") -> "_Fit":
+        better = other.errors < self.errors
+        return _Fit(
+            np.where(better[:, :, None], other.integers, self.integers),
+            np.where(better, other.scales, self.scales),
+            np.where(better, other.minima, self.minima),
+            np.where(better, other.errors, self.errors),
+        )
+
+
+def _nearest_integers(groups: Array, step: Array, start: Array) -> Array:
+    inverse = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
+    return np.clip(np.rint((groups - start[:, :, None]) * inverse[:, :, None]), 0, MOST_4_BIT)
+
+
+def _line(groups: Array, integers: Array) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    """Scales and minima of the least squared error for these integers."""
+    count = np.float32(groups.shape[2])
+    sum_x, sum_q = groups.sum(axis=2), integers.sum(axis=2)
+    sum_qq, sum_xq = np.einsum("ijk,ijk->ij", integers, integers), np.einsum("ijk,ijk->ij", groups, integers)
+    below = count * sum_qq - sum_q * sum_q
+    slope = np.divide(count * sum_xq - sum_q * sum_x, below, out=np.zeros_like(below), where=below > 0)
+    with np.errstate(over="ignore"):  # larger than halves can be: the row will have broken logits, and says so
+        return slope.astype(np.float16), ((sum_x - slope * sum_q) / count).astype(np.float16)
+
+
+_FROM_FLOATS: Mapping[Format, Callable[[NDArray[np.float32]], Matrix]] = MappingProxyType(
+    {F32: from_floats, Q8_F32: rounded_to_8_bits, Q4_MIN_F16: rounded_to_4_bits},
+)
 
 
 def _pad_inputs(values: Array) -> Array:
@@ -214,6 +317,23 @@ def _stored(form: Floats, kind: str) -> Callable[[NDArray[np.uint8]], Matrix]:
     return lambda rows: Matrix(form, rows.view(kind))
 
 
+STORED: Mapping[str, Format] = MappingProxyType(
+    {
+        "F32": F32,
+        "F16": F16,
+        "BF16": BF16,
+        "Q4_0": Q4_ZERO_F16,
+        "Q4_1": Q4_MIN_F16,
+        "Q5_0": Q8_F16,
+        "Q5_1": Q8_MIN_F16,
+        "Q8_0": Q8_F16,
+        "Q4_K": Q4_MIN_F32,
+        "Q5_K": Q8_MIN_F32,
+        "Q6_K": Q8_F32_16,
+    }
+)
+"""The form that each type of file is decoded to."""
+
 _DECODERS: Mapping[str, Callable[[NDArray[np.uint8]], Matrix]] = MappingProxyType(
     {
         "F32": _stored(F32, "<f4"),
@@ -249,38 +369,60 @@ class Packed:
         return self.data.ctypes.data
 
 
+def packed_bytes(form: Format, outputs: int, inputs: int) -> int:
+    """What a matrix takes in memory, padding included. It is the same for all strips."""
+    outputs, inputs = round_up(outputs, ROW_PAD), round_up(inputs, ACTIVATION_GROUP)
+    if isinstance(form, Floats):
+        return outputs * inputs * form.bytes
+    return inputs // ACTIVATION_GROUP * form.group_bytes(outputs)
+
+
+def allocate(form: Format, outputs: int, inputs: int) -> Packed:
+    """Room for a matrix, all zeros: `lay` fills it."""
+    data = aligned(packed_bytes(form, outputs, inputs), np.uint8)
+    inputs = round_up(inputs, ACTIVATION_GROUP)
+    groups = inputs // 4 if isinstance(form, Floats) else inputs // ACTIVATION_GROUP
+    return Packed(form, data, round_up(outputs, ROW_PAD), inputs, groups)
+
+
 def pack(matrix: Matrix, shape: Shape) -> Packed:
-    """Lays a matrix out for strips of `shape.strip` outputs."""
+    """A whole matrix laid out for strips of `shape.strip` outputs."""
+    packed = allocate(matrix.format, matrix.outputs, matrix.inputs)
+    lay(matrix, packed, shape, first=0)
+    return packed
+
+
+def lay(matrix: Matrix, packed: Packed, shape: Shape, *, first: int) -> None:
+    """Lays some outputs of a matrix, those from `first` on, where they belong. Whoever lays others may do so meanwhile."""
+    assert first % ROW_PAD == 0
+    assert (matrix.format, matrix.inputs) == (packed.format, packed.inputs)
     matrix = matrix.with_outputs(round_up(matrix.outputs, ROW_PAD))
+    strips = packed.data.reshape(packed.outputs // shape.strip, -1)
+    room = strips[first // shape.strip : (first + matrix.outputs) // shape.strip]
     if isinstance(matrix.format, Floats):
-        return _pack_floats(matrix, matrix.format, shape)
-    return _pack_quantised(matrix, matrix.format, shape)
+        _lay_floats(matrix, shape, room)
+    else:
+        _lay_quantised(matrix, matrix.format, shape, room)
 
 
-def _pack_floats(matrix: Matrix, form: Floats, shape: Shape) -> Packed:
-    strips, inputs = matrix.outputs // shape.strip, matrix.inputs
-    data = aligned(matrix.numbers.size * form.bytes, np.uint8)
-    laid = data.view(matrix.numbers.dtype).reshape(strips, inputs, shape.strip)
-    laid[:] = matrix.numbers.reshape(strips, shape.strip, inputs).swapaxes(1, 2)
-    return Packed(form, data, matrix.outputs, inputs, inputs // 4)
+def _lay_floats(matrix: Matrix, shape: Shape, room: NDArray[np.uint8]) -> None:
+    laid = room.view(matrix.numbers.dtype).reshape(len(room), matrix.inputs, shape.strip)
+    laid[:] = matrix.numbers.reshape(len(room), shape.strip, matrix.inputs).swapaxes(1, 2)
 
 
-def _pack_quantised(matrix: Matrix, form: Quantised, shape: Shape) -> Packed:
-    strips, groups = matrix.outputs // shape.strip, matrix.inputs // ACTIVATION_GROUP
-    size = form.group_bytes(shape.strip)
-    data = aligned(strips * groups * size, np.uint8)
-    laid = data.reshape(strips, groups, size)
+def _lay_quantised(matrix: Matrix, form: Quantised, shape: Shape, room: NDArray[np.uint8]) -> None:
+    strips, groups = len(room), matrix.inputs // ACTIVATION_GROUP
+    laid = room.reshape(strips, groups, form.group_bytes(shape.strip))
     integers = shape.strip * ACTIVATION_GROUP * form.bits // 8
     _lay_integers(matrix.numbers, form, shape, laid[:, :, :integers])
     at = integers
     for plane, parts in ((matrix.scales, form.scales), (matrix.minima, 1)):
         if plane is None:
             continue
-        room = parts * shape.strip * form.scale_bytes
+        width = parts * shape.strip * form.scale_bytes
         by_part = plane.reshape(strips, shape.strip, groups, parts).transpose(0, 2, 3, 1)
-        laid[:, :, at : at + room] = np.ascontiguousarray(by_part).view(np.uint8).reshape(strips, groups, room)
-        at += room
-    return Packed(form, data, matrix.outputs, matrix.inputs, groups)
+        laid[:, :, at : at + width] = np.ascontiguousarray(by_part).view(np.uint8).reshape(strips, groups, width)
+        at += width
 
 
 def _lay_integers(numbers: Array, form: Quantised, shape: Shape, room: NDArray[np.uint8]) -> None:

@@ -6,12 +6,15 @@ has no threads of its own.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from chairlift.execute.cpu import words
+from chairlift.execute.cpu.governor import Governor
 from chairlift.execute.cpu.memory import Words, aligned
 from chairlift.execute.cpu.native import Native
 
@@ -20,18 +23,23 @@ SPINS = 2000
 
 
 class Pool:
-    """Runs steps on `threads` threads. One caller at a time; `close` ends the workers and joins them."""
+    """Runs steps on at most `threads` threads. One caller at a time; `close` ends the workers and joins them."""
 
-    def __init__(self, native: Native, *, threads: int, scratch_bytes: int) -> None:
+    def __init__(
+        self, native: Native, *, threads: int, scratch_bytes: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.threads = threads
+        self._governor = Governor(threads)
+        self._clock = clock
         self.state = Words(words.STATE)
         self._sync = aligned(words.SYNC_BYTES, np.uint8)
         self._scratch = [aligned(scratch_bytes, np.uint8) for _ in range(threads)]
+        self._waits = aligned(threads * words.LINE // words.WORD, np.int64)
         self._entries = native.entries()
         self._native = native
         self._owner = os.getpid()
         self._run: Callable[..., None] = self._entries["run_step"]
-        self.state.set(threads=threads, spins=SPINS, sync=self._sync.ctypes.data)
+        self.state.set(threads=threads, spins=SPINS, sync=self._sync.ctypes.data, waits=self._waits.ctypes.data)
         self._entries["prepare"](self._sync.ctypes.data)
         self._workers = [
             threading.Thread(target=self._work, args=(number,), name=f"chairlift-{number}", daemon=True)
@@ -43,7 +51,20 @@ class Pool:
     def run(self) -> None:
         """Computes the program that the state describes; returns when all of it is done."""
         assert os.getpid() == self._owner, "the threads of this pool stayed in the process that forked"
+        if self.threads == 1:
+            self._run(self.state.address, self._scratch[0].ctypes.data)
+            return
+        governor = self._governor
+        self.state.set(threads=governor.threads)
+        began = self._clock()
         self._run(self.state.address, self._scratch[0].ctypes.data)
+        governor.observe(self._clock() - began, self._waited(governor.threads))
+
+    def _waited(self, threads: int) -> float:
+        """The share of the last step that the thread which waited most spent waiting; 0 where there is no counter of time."""
+        spent = self.state.get("spent")
+        waits = self._waits[: threads * words.LINE // words.WORD : words.LINE // words.WORD]
+        return int(waits.max()) / spent if spent > 0 else 0.0
 
     def close(self) -> None:
         if not self._workers or os.getpid() != self._owner:
@@ -55,6 +76,13 @@ class Pool:
 
     def _work(self, number: int) -> None:
         self._entries["run_worker"](self.state.address, self._scratch[number].ctypes.data, number)
+
+
+def usable_processors(system: Any = os) -> int:
+    """Processors that this process may run on; all of them where the system (macOS) does not say which."""
+    if hasattr(system, "sched_getaffinity"):
+        return len(system.sched_getaffinity(0))
+    return system.cpu_count() or 1
 
 
 def default_threads(*, affinity: int, root: Path = Path("/")) -> int:

@@ -22,6 +22,8 @@ from chairlift.models.description import Description, Layer, Rope
 
 PIECES_A_THREAD = 8
 """Into so many pieces per thread a matrix product is cut at least, where it has as many strips."""
+MAX_PIECE_BYTES = 1 << 16
+"""Weights of a piece: threads that come to the end of a product at different times wait for no longer than one takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,15 @@ class Program:
                 weights=packed.address,
                 groups=packed.groups,
                 strips=strips,
-                chunk=max(1, strips // (self._threads * PIECES_A_THREAD)),
+                chunk=self._strips_a_piece(packed, strips),
                 out=out + 4 * product.column,
                 stride=stride,
                 bias=0 if product.bias is None else _address(product.bias),
             )
+
+    def _strips_a_piece(self, packed: Packed, strips: int) -> int:
+        by_bytes = MAX_PIECE_BYTES * strips // packed.data.nbytes
+        return max(1, min(by_bytes, strips // (self._threads * PIECES_A_THREAD)))
 
     def _rotary(self, index: int, layer: Layer, vectors: Mapping[str, NDArray[Any]]) -> None:
         description, widths = self._description, self._widths
@@ -216,6 +222,8 @@ class Program:
             key_norm=_address(vectors["k_norm"]) if description.qk_norm else 0,
             keys=self._kv.keys(index),
             values=self._kv.values(index),
+            key_scales=self._kv.key_steps(index),
+            value_scales=self._kv.value_steps(index),
         )
 
     def _attend(self, index: int, layer: Layer) -> None:
@@ -232,6 +240,8 @@ class Program:
             padded=widths.head,
             keys=self._kv.keys(index),
             values=self._kv.values(index),
+            key_scales=self._kv.key_steps(index),
+            value_scales=self._kv.value_steps(index),
             window=layer.window or 0,
             out=_address(self._arena.mixed),
             out_stride=widths.mixed,

@@ -36,10 +36,16 @@ STATE = (
     "row_draws",
     "draws",
     "answers",
+    "spent",
+    "waits",
+    "ticks",
 )
 """One per executor.
 
 `tokens`, `drawing` and `items` are the sizes of a step, `token_ids` to `tables` and `row_draws` to `answers` its arrays.
+Times are those of the processor's time stamp counter. `spent` is how long the last step took; at `waits` every thread has a
+cache line whose first word says how long it waited for others meanwhile. `ticks` is 0, or where the thread that calls notes the
+time before the first instruction and after each.
 """
 
 SYNC_OFFSETS = {"epoch": 0, "stop": 64, "arrived": 128, "mutex": 256, "condition": 512}
@@ -105,6 +111,8 @@ OPERANDS = {
     "activate": (*HEAD, "gate", "up", "stride", "width", "blocks", "floats", "floats_stride"),
     "quantise": (*HEAD, "input", "stride", "width", "blocks"),
     "sample": (*HEAD, "logits", "stride", "vocab"),
+    "probe_read": (*HEAD, "data", "bytes", "sums"),
+    "probe_dot": (*HEAD, "weights", "inputs", "turns", "sums"),
 }
 """What each kind of instruction says after its head."""
 
@@ -148,3 +156,7 @@ probabilities are wanted, float64 all of them.
 
 BROKEN, EXCLUDED = -1, -2
 """Answers that are no tokens: the logits were not finite numbers, or every id was excluded."""
+
+PROBE_STEPS = 8
+PROBE_SLABS = 8
+"""What a turn of the probe of dot products multiplies, and how many turns differ. All of it fits a first-level cache."""

@@ -11,6 +11,7 @@ from chairlift.execute.cpu.kernels import numbers
 from chairlift.execute.cpu.kernels.emit import F32, I32, I64, Function, Module, Value, vector
 from chairlift.execute.cpu.kernels.gemm import Target
 from chairlift.execute.cpu.kernels.work import Operands, claimed
+from chairlift.execute.cpu.operations import KV_BYTES
 from chairlift.execute.cpu.words import LINE, WORK_ITEM
 
 LANES = 16
@@ -62,11 +63,11 @@ class _Item:
 
 def add_attention(module: Module, target: Target, kinds: Sequence[str]) -> list[str]:
     """The instruction for each kind of cache; their names."""
-    weigh, join = _weigh(module), _join(module)
-    return [_attend(module, target, kv, weigh, join) for kv in kinds]
+    weigh, join, rescale = _weigh(module), _join(module), _rescale(module)
+    return [_attend(module, target, kv, weigh, join, rescale if kv == "int8" else None) for kv in kinds]
 
 
-def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Function) -> str:
+def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Function, rescale: Function | None) -> str:
     scores = {rows: _scores(module, target, kv, rows) for rows in range(1, target.shape.float_rows + 1)}
     mix = {rows: _mix(module, target, kv, rows) for rows in range(1, target.shape.float_rows + 1)}
     name = f"attend_{kv}"
@@ -79,7 +80,7 @@ def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Func
         _clear_totals(f, op, item)
         first = f.signed_max(item.first, _lowest(f, op, item) // SEGMENT)
         with f.loop(first, item.first + item.segments) as segment:
-            _segment(f, op, item, segment, scores, mix, weigh)
+            _segment(f, op, item, segment, scores, mix, weigh, rescale)
             with f.loop(0, item.rows) as row:
                 largest, weights, mixed = _parts(op.scratch, row)
                 f.store(f.fold(f.load(_V, weights), lambda a, b: a + b), weights)
@@ -164,6 +165,7 @@ def _segment(
     scores: dict[int, Function],
     mix: dict[int, Function],
     weigh: Function,
+    rescale: Function | None,
 ) -> None:
     """One segment for all rows, into the rows' parts."""
     with f.loop(0, item.rows) as row:
@@ -183,6 +185,8 @@ def _segment(
             low = f.select(op.window.equals(0), f.whole(0), here - op.window + 1) - chunk
             at = op.scratch + SCORES_AT + row * (4 * CHUNK)
             f.call(weigh.ir, at, places, low, here - chunk, *_parts(op.scratch, row), op.padded)
+            if rescale is not None:
+                f.call(rescale.ir, at, places, op.scratch + PLACES_AT, op.value_scales)
         _by_rows(f, op, item, mix, count)
 
 
@@ -193,7 +197,7 @@ def _lowest(f: Function, op: Operands, item: _Item) -> Value:
 
 
 def _find_places(f: Function, op: Operands, item: _Item, chunk: Value) -> None:
-    """Where the 16 positions of each place of this chunk and the next lie in the cache, in elements from its start.
+    """Where the 16 positions of each place of this chunk and the next lie in the cache, counted in places of one head.
 
     What lies behind the last position is a second name of it: nothing there is used, but it is asked for ahead of time.
     """
@@ -201,7 +205,7 @@ def _find_places(f: Function, op: Operands, item: _Item, chunk: Value) -> None:
         position = f.signed_min(chunk + place * LANES, item.last)
         block = f.load(I32, item.block_table + (position // op.block_size) * 4).to(I64)
         sub = block * (op.block_size // LANES) + (position % op.block_size) // LANES
-        f.store((sub * op.kv_heads + item.head) * (op.padded * LANES), op.scratch + PLACES_AT + place * 8)
+        f.store(sub * op.kv_heads + item.head, op.scratch + PLACES_AT + place * 8)
 
 
 def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function], extent: Value) -> None:
@@ -209,7 +213,7 @@ def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function
     row = f.var(f.whole(0))
 
     def call(count: int) -> None:
-        f.call(kernels[count].ir, op.scratch, row.value, extent, op.keys, op.values, op.padded)
+        f.call(kernels[count].ir, op.scratch, row.value, extent, op.keys, op.values, op.key_scales, op.padded)
 
     with f.repeat(lambda: row.value + most <= item.rows):
         call(most)
@@ -220,17 +224,18 @@ def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function
             call(count)
 
 
-_KERNEL = [I64] * 6
+_KERNEL = [I64] * 7
 
 
 def _scores(module: Module, target: Target, kv: str, rows: int) -> Function:
     """Products of `rows` queries with the keys of each place, element by element in ascending order."""
     f = module.function(f"scores_{kv}_{rows}", _KERNEL)
-    scratch, row, places, keys, values, padded = f.arguments
-    size = 4 if kv == "f32" else 2
+    scratch, row, places, keys, values, scales, padded = f.arguments
+    size = KV_BYTES[kv]
     queries = [f.load(I64, scratch + QUERIES_AT + (row + m) * 8) for m in range(rows)]
     with f.loop(0, places) as place:
-        start = f.load(I64, scratch + PLACES_AT + place * 8) * size
+        number = f.load(I64, scratch + PLACES_AT + place * 8)
+        start = number * (padded * (LANES * size))
         at = keys + start
         sums = [f.var(f.number(_V, 0.0)) for _ in range(rows)]
         with f.loop(0, padded, 4) as d:
@@ -241,7 +246,8 @@ def _scores(module: Module, target: Target, kv: str, rows: int) -> Function:
                 for query, total in zip(queries, sums, strict=True):
                     total.value = f.fma(f.load(F32, query + (d + i) * 4).splat(LANES), key, total.value)
         for m, total in enumerate(sums):
-            f.store(total.value, scratch + SCORES_AT + (row + m) * (4 * CHUNK) + place * (4 * LANES))
+            score = total.value * f.load(_V, scales + number * (4 * LANES)) if kv == "int8" else total.value
+            f.store(score, scratch + SCORES_AT + (row + m) * (4 * CHUNK) + place * (4 * LANES))
     f.ret()
     return f
 
@@ -285,19 +291,31 @@ def _weigh(module: Module) -> Function:
     return f
 
 
+def _rescale(module: Module) -> Function:
+    """Multiplies a row's weights of a chunk by the steps of the values: (weights, places, list of places, steps)."""
+    f = module.function("rescale", [I64] * 4)
+    weights, places, numbered, scales = f.arguments
+    with f.loop(0, places) as place:
+        at = weights + place * (4 * LANES)
+        f.store(f.load(_V, at) * f.load(_V, scales + f.load(I64, numbered + place * 8) * (4 * LANES)), at)
+    f.ret()
+    return f
+
+
 def _mix(module: Module, target: Target, kv: str, rows: int) -> Function:
     """Adds the values of a chunk by their weights, position by position in ascending order. `count` positions are read."""
     f = module.function(f"mix_{kv}_{rows}", _KERNEL)
-    scratch, row, count, keys, values, padded = f.arguments
-    size = 4 if kv == "f32" else 2
+    scratch, row, count, keys, values, _, padded = f.arguments
+    size = KV_BYTES[kv]
+    place_bytes = padded * (LANES * size)
     weights = [scratch + SCORES_AT + (row + m) * (4 * CHUNK) for m in range(rows)]
     mixed = [scratch + MIXED_AT + (row + m) * (4 * MAX_HEAD) for m in range(rows)]
     with f.loop(0, padded, LANES) as d:
         sums = [f.var(f.load(_V, at + d * 4)) for at in mixed]
         with f.loop(0, count, LANES) as first:
             place = scratch + PLACES_AT + first // LANES * 8
-            start = values + (f.load(I64, place) + d) * size
-            ahead = keys + (f.load(I64, place + CHUNK // LANES * 8) + d) * size
+            start = values + f.load(I64, place) * place_bytes + d * size
+            ahead = keys + f.load(I64, place + CHUNK // LANES * 8) * place_bytes + d * size
             with f.loop(0, f.signed_min(count - first, f.whole(LANES))) as position:
                 f.prefetch(ahead + position * padded * size)
                 value = numbers.load_float(f, kv, LANES, start + position * padded * size, native=target.native_halves)

@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 from chairlift.execute.cpu.arena import SCRATCH_BYTES
 from chairlift.execute.cpu.formats import FORMATS
 from chairlift.execute.cpu.isa import SHAPES, Isa
-from chairlift.execute.cpu.kernels import attention, gemm, interpreter, pointwise, sampling
+from chairlift.execute.cpu.kernels import attention, gemm, interpreter, pointwise, probes, sampling
 from chairlift.execute.cpu.kernels.dots import Avx2, Dots, Portable, Vnni
 from chairlift.execute.cpu.kernels.emit import Module
 from chairlift.execute.cpu.kernels.gemm import Target
@@ -25,8 +25,10 @@ def target_of(isa: Isa, triple: str, *, emulate: bool = False) -> Target:
         dots = Avx2()
     else:
         dots = Vnni(shape.lanes)
-    pause = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}.get(triple.split("-")[0])
-    return Target(isa, shape, dots, native_halves=isa != "portable", pause=pause)
+    family = triple.split("-")[0]
+    pause = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}.get(family)
+    clock = {"x86_64": "llvm.readcyclecounter", "aarch64": "llvm.readsteadycounter"}.get(family)
+    return Target(isa, shape, dots, native_halves=isa != "portable", pause=pause, clock=clock)
 
 
 def module_for(target: Target, triple: str) -> Module:
@@ -37,10 +39,11 @@ def module_for(target: Target, triple: str) -> Module:
     names += attention.add_attention(module, target, KV_KINDS)
     names += [pointwise.add_activate(module, kind) for kind in pointwise.ACTIVATIONS]
     names += [pointwise.add_norm(module), pointwise.add_quantise(module), sampling.add_sample(module)]
+    names += [probes.add_read(module), probes.add_dot(module, target)]
     assert attention.SCRATCH_BYTES <= SCRATCH_BYTES
     assert sampling.scratch_bytes(0) <= SCRATCH_BYTES
     assert set(names) == set(OPERATIONS), "kernels and operation codes disagree"
-    interpreter.add_interpreter(module, OPERATIONS, target.pause)
+    interpreter.add_interpreter(module, OPERATIONS, target)
     return module
 
 

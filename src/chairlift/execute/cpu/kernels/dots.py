@@ -4,13 +4,14 @@ Knows how bytes of a group lie in registers; knows nothing of scales. In memory 
 by side, and `lanes` outputs make a vector; 4-bit weights have two such steps in the low and the high halves of their bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llvmlite import ir
 
-from chairlift.execute.cpu.kernels.emit import I8, I16, I32, Function, Value, vector
+from chairlift.execute.cpu.kernels.emit import I8, I16, I32, Function, Value, Variable, vector
 
 STEP = 4
 """Inputs that one instruction multiplies for each output."""
@@ -93,41 +94,45 @@ class Avx2:
 
     def _nibbles(self, f: Function, tile: Tile, first: int, last: int, sums: Sequence[Value]) -> list[list[Value]]:
         """Eight steps of 2 * 15 * 127 stay below 2^15, so sums are widened once a group."""
-        totals: list[list[Value | None]] = [[None] * tile.vectors for _ in tile.rows]
-        for step in range(first, last, 2):
-            packed = [self._load(f, tile, step, j) for j in range(tile.vectors)]
-            low = [p & 15 for p in packed]
-            high = [p.bits(_W16).unsigned_shift(4).bits(_B32) & 15 for p in packed]
-            for part, weights in ((step, low), (step + 1, high)):
-                for m, row in enumerate(tile.rows):
+        totals = _zeros(f, tile, _W16)
+        with self._steps(f, tile, first // 2, last // 2, 2 * STEP) as (packed, rows):
+            for part in range(2):
+                shifted = [p.bits(_W16).unsigned_shift(4).bits(_B32) if part else p for p in packed]
+                weights = [p & 15 for p in shifted]
+                for m, row in enumerate(rows):
                     x = _activations(f, row, part, self.lanes).bits(_B32)
                     for j, weight in enumerate(weights):
-                        totals[m][j] = _plus(totals[m][j], _pairs(f, weight, x))
+                        totals[m][j].value = totals[m][j].value + _pairs(f, weight, x)
+        ones = f.number(_W16, 1)
         return [
-            [self._widened(f, total, sums[m], tile.zero) for total in row if total is not None] for m, row in enumerate(totals)
+            [_less(_fours(f, total.value, ones), sums[m], tile.zero, self.lanes) for total in row]
+            for m, row in enumerate(totals)
         ]
 
     def _bytes(self, f: Function, tile: Tile, first: int, last: int, sums: Sequence[Value]) -> list[list[Value]]:
         """The sign of the weight is moved to the activation: 2 * 128 * 127 stays below 2^15, but only once."""
+        totals = _zeros(f, tile, _D8)
         ones = f.number(_W16, 1)
-        totals: list[list[Value | None]] = [[None] * tile.vectors for _ in tile.rows]
-        for step in range(first, last):
-            weights = [self._load(f, tile, step, j) for j in range(tile.vectors)]
+        with self._steps(f, tile, first, last, STEP) as (weights, rows):
             sizes = [_absolute(f, weight) for weight in weights]
-            for m, row in enumerate(tile.rows):
-                x = _activations(f, row, step, self.lanes).bits(_B32)
+            for m, row in enumerate(rows):
+                x = _activations(f, row, 0, self.lanes).bits(_B32)
                 for j, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
                     signed = f.intrinsic("llvm.x86.avx2.psign.b", _B32, x, weight)
-                    totals[m][j] = _plus(totals[m][j], _fours(f, _pairs(f, size, signed), ones))
-        return [
-            [_less(total, sums[m], tile.zero, self.lanes) for total in row if total is not None] for m, row in enumerate(totals)
-        ]
+                    totals[m][j].value = totals[m][j].value + _fours(f, _pairs(f, size, signed), ones)
+        return [[_less(total.value, sums[m], tile.zero, self.lanes) for total in row] for m, row in enumerate(totals)]
 
-    def _load(self, f: Function, tile: Tile, step: int, j: int) -> Value:
-        return f.load(_B32, tile.weights + _weight_bytes(tile, self.lanes, step, j), align=32)
+    @contextmanager
+    def _steps(self, f: Function, tile: Tile, first: int, last: int, inputs: int) -> Iterator[tuple[list[Value], list[Value]]]:
+        """The vectors of weights and the rows' places for each packed step of so many inputs.
 
-    def _widened(self, f: Function, total: Value, row_sum: Value, zero: int) -> Value:
-        return _less(_fours(f, total, f.number(_W16, 1)), row_sum, zero, self.lanes)
+        A loop at run time: written out, LLVM would order it so that registers run out and most operands go through memory.
+        """
+        size = tile.vectors * self.lanes * STEP
+        with f.loop(first, last) as step:
+            at = tile.weights + step * size
+            weights = [f.load(_B32, at + self.lanes * STEP * j, align=32) for j in range(tile.vectors)]
+            yield weights, [row + step * inputs for row in tile.rows]
 
 
 class Vnni:
@@ -177,8 +182,8 @@ def _absolute(f: Function, x: Value) -> Value:
     return f.intrinsic("llvm.abs.v32i8", _B32, x, Value(f, ir.Constant(ir.IntType(1), 0)))
 
 
-def _plus(total: Value | None, more: Value) -> Value:
-    return more if total is None else total + more
+def _zeros(f: Function, tile: Tile, kind: Any) -> list[list[Variable]]:
+    return [[f.var(f.number(kind, 0)) for _ in range(tile.vectors)] for _ in tile.rows]
 
 
 def _less(total: Value, row_sum: Value, zero: int, lanes: int) -> Value:

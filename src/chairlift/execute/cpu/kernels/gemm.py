@@ -27,13 +27,17 @@ UNROLL = 4
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the machine code is made for. `native_halves`: the processor converts half-precision numbers itself."""
+    """What the machine code is made for. `native_halves`: the processor converts half-precision numbers itself.
+
+    `pause` and `clock` are LLVM's names for the hint that a loop only waits, and for a counter of time; None if there is none.
+    """
 
     isa: Isa
     shape: Shape
     dots: Dots
     native_halves: bool
     pause: str | None
+    clock: str | None
 
 
 def add_gemm(module: Module, target: Target, form: Format) -> str:

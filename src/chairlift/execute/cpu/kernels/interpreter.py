@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 from chairlift.execute.cpu import words
 from chairlift.execute.cpu.kernels.emit import I32, I64, VOID, Function, Module, Value
+from chairlift.execute.cpu.kernels.gemm import Target
 from chairlift.execute.cpu.words import INSTRUCTION_WORDS, STATE, SYNC_OFFSETS, WORD
 
 
-def add_interpreter(module: Module, operations: Sequence[str], pause: str | None) -> None:
+def add_interpreter(module: Module, operations: Sequence[str], target: Target) -> None:
     """`run_step` for the thread that calls, `run_worker` for the others, `stop_workers` and `prepare` (see `pool`)."""
-    meet = _meet(module, pause)
-    program = _program(module, operations, meet)
+    meet = _meet(module, target)
+    program = _program(module, operations, meet, target)
     _prepare(module)
-    _run_step(module, program)
+    _run_step(module, program, target)
     _run_worker(module, program)
     _stop_workers(module)
 
@@ -39,9 +40,18 @@ def _c(f: Function, name: str, *arguments: Value) -> None:
     f.intrinsic(name, I32, *arguments)
 
 
-def _meet(module: Module, pause: str | None) -> Function:
-    """(state, target): waits until so many threads have arrived in all: briefly in a loop, then giving the core away."""
-    f = module.function("meet", [I64, I64])
+def _now(f: Function, target: Target) -> Value:
+    """The processor's counter of time; always 0 where there is none."""
+    return f.whole(0) if target.clock is None else f.intrinsic(target.clock, I64)
+
+
+def _meet(module: Module, machine: Target) -> Function:
+    """(state, target): waits until so many threads have arrived in all: briefly in a loop, then giving the core away.
+
+    Returns how long that was.
+    """
+    f = module.function("meet", [I64, I64], I64)
+    came = _now(f, machine)
     state = _State(f, f.arguments[0])
     target, arrived = f.arguments[1], state.sync("arrived")
     f.fetch_add(arrived, f.whole(1))
@@ -50,11 +60,11 @@ def _meet(module: Module, pause: str | None) -> Function:
         spins.value = spins.value + 1
         with f.either(spins.value < patience) as (brief, long):
             with brief:
-                if pause is not None:
-                    _pause(f, pause)
+                if machine.pause is not None:
+                    _pause(f, machine.pause)
             with long:
                 _c(f, "sched_yield")
-    f.ret()
+    f.ret(_now(f, machine) - came)
     return f
 
 
@@ -65,14 +75,16 @@ def _pause(f: Function, pause: str) -> None:
         f.intrinsic(pause, VOID)
 
 
-def _program(module: Module, operations: Sequence[str], meet: Function) -> Function:
-    """(state, scratch): all instructions of a step."""
-    f = module.function("program", [I64, I64])
-    address, scratch = f.arguments
+def _program(module: Module, operations: Sequence[str], meet: Function, machine: Target) -> Function:
+    """(state, scratch, number of the thread, ticks or 0): all instructions of a step."""
+    f = module.function("program", [I64] * 4)
+    address, scratch, own_number, ticks = f.arguments
     state = _State(f, address)
+    waited = f.var(f.whole(0))
     threads = state.word("threads")
     target = f.var(state.word("barrier_base"))
     start, count = state.word("program"), state.word("instructions")
+    _tick(f, machine, ticks, f.whole(0))
     with f.loop(0, count) as number:
         instruction = start + number * (WORD * INSTRUCTION_WORDS)
         head = {name: f.load(I64, instruction + WORD * words.HEAD.index(name)) for name in words.HEAD}
@@ -87,9 +99,16 @@ def _program(module: Module, operations: Sequence[str], meet: Function) -> Funct
         f.builder.position_at_end(after)
         with f.when(head["barrier"].differs(0)):
             target.value = target.value + threads
-            f.call(meet.ir, address, target.value)
+            waited.value = waited.value + f.call(meet.ir, address, target.value)
+        _tick(f, machine, ticks, number + 1)
+    f.store(waited.value, state.word("waits") + own_number * words.LINE)
     f.ret()
     return f
+
+
+def _tick(f: Function, machine: Target, ticks: Value, number: Value) -> None:
+    with f.when(ticks.differs(0)):
+        f.store(_now(f, machine), ticks + number * WORD)
 
 
 def _prepare(module: Module) -> None:
@@ -101,11 +120,12 @@ def _prepare(module: Module) -> None:
     f.ret()
 
 
-def _run_step(module: Module, program: Function) -> None:
+def _run_step(module: Module, program: Function, machine: Target) -> None:
     """(state, scratch): wakes the workers, computes with them, and returns when all is done."""
     f = module.function("run_step", [I64, I64], public=True)
     address, scratch = f.arguments
     state = _State(f, address)
+    began = _now(f, machine)
     start, count = state.word("program"), state.word("instructions")
     with f.loop(0, count) as number:
         instruction = start + number * (WORD * INSTRUCTION_WORDS)
@@ -116,7 +136,8 @@ def _run_step(module: Module, program: Function) -> None:
         f.fetch_add(state.sync("epoch"), f.whole(1))
         _c(f, "pthread_cond_broadcast", state.sync("condition"))
         _c(f, "pthread_mutex_unlock", state.sync("mutex"))
-    f.call(program.ir, address, scratch)
+    f.call(program.ir, address, scratch, f.whole(0), state.word("ticks"))
+    f.store(_now(f, machine) - began, state.at("spent"))
     f.ret()
 
 
@@ -137,7 +158,7 @@ def _run_worker(module: Module, program: Function) -> None:
         _c(f, "pthread_mutex_unlock", mutex)
         go_on.value = f.load_acquire(state.sync("stop")).equals(0).unsigned_to(I64)
         with f.when(go_on.value.differs(0)), f.when(takes_part):
-            f.call(program.ir, address, scratch)
+            f.call(program.ir, address, scratch, number, f.whole(0))
     f.ret()
 
 

@@ -5,7 +5,7 @@ Knows formulas; knows neither weights nor attention.
 
 import math
 
-from chairlift.execute.cpu.kernels.emit import F16, F32, I16, I32, I64, Function, Value, like, vector
+from chairlift.execute.cpu.kernels.emit import F16, F32, I8, I16, I32, I64, Function, Value, like, vector
 
 ROUND_TO_EVEN = 12_582_912.0
 """1.5 * 2^23: added to a float32 of less than 2^22 it leaves the nearest whole number in the low bits of the mantissa."""
@@ -115,7 +115,9 @@ def gelu(f: Function, x: Value) -> Value:
 
 
 def load_float(f: Function, kind: str, lanes: int, address: Value, *, native: bool) -> Value:
-    """Numbers stored as f32, f16 or bf16, as float32."""
+    """Numbers stored as f32, f16, bf16 or int8 (without their step), as float32."""
+    if kind == "int8":
+        return f.load(vector(I8, lanes), address).to(I32).to(F32)
     if kind == "f32":
         return f.load(vector(F32, lanes), address)
     raw = f.load(vector(I16, lanes), address)

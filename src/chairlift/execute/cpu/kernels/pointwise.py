@@ -19,6 +19,7 @@ from chairlift.execute.cpu.kernels.gemm import (
     Target,
 )
 from chairlift.execute.cpu.kernels.work import Operands, claimed
+from chairlift.execute.cpu.operations import KV_BYTES
 
 LANES = 16
 _F16S, _I16S = vector(F32, LANES), vector(I32, LANES)
@@ -38,19 +39,25 @@ def quantise(f: Function, parts: Sequence[Value], block: Value) -> None:
     """
     sizes = [part.bits(_I16S) & 0x7FFFFFFF for part in parts]
     largest = f.fold(f.unsigned_max(*sizes), f.unsigned_max).bits(F32)
-    usable = largest >= _TINY
-    broken = largest.bits(I32) > 0x7F7FFFFF
-    factor = f.select(usable, 127.0 / largest, f.number(F32, 0.0)).splat(LANES)
-    whole = [_nearest(part * factor) for part in parts]
+    step, factor = _step(f, largest)
+    whole = [_nearest(part * factor.splat(LANES)) for part in parts]
     for index, part in enumerate(whole):
         f.store(part.to(I8), block + LANES * index)
     half, other = (f.fold(part, lambda a, b: a + b) for part in whole)
     total = half + other
-    step = f.select(broken, largest, f.select(usable, largest / 127.0, f.number(F32, 0.0)))
     f.store(step, block + STEP_AT)
     f.store(step * total.to(F32), block + SCALED_SUM_AT)
     f.store(total, block + SUM_AT)
     f.store(half, block + HALF_SUM_AT)
+
+
+def _step(f: Function, largest: Value) -> tuple[Value, Value]:
+    """The step of 8-bit numbers whose largest magnitude this is, and the factor that turns numbers into steps."""
+    usable = largest >= _TINY
+    broken = largest.bits(I32) > 0x7F7FFFFF
+    nothing = f.number(F32, 0.0)
+    step = f.select(broken, largest, f.select(usable, largest / 127.0, nothing))
+    return step, f.select(usable, 127.0 / largest, nothing)
 
 
 def _nearest(scaled: Value) -> Value:
@@ -271,7 +278,7 @@ def add_rotary(module: Module, target: Target, kv: str) -> str:
         base = op.qkv + row * (op.stride * 4)
         turn = op.turns + f.load(I64, op.state("positions") + row * 8) * (op.head_dim * 4)
         slot = f.load(I64, op.state("slots") + row * 8)
-        size = 4 if kv == "f32" else 2
+        size = KV_BYTES[kv]
         with f.loop(0, op.heads) as head:
             at = base + head * (op.padded * 4)
             _head_norm(f, op, at, op.query_norm)
@@ -280,17 +287,41 @@ def add_rotary(module: Module, target: Target, kv: str) -> str:
             at = base + (op.key_at + head * op.padded) * 4
             _head_norm(f, op, at, op.key_norm)
             _turn(f, at, turn, half, f.number(F32, 1.0))
-            chunk = ((slot // LANES) * op.kv_heads + head) * (op.padded * LANES)
-            lane = slot % LANES
-            with f.loop(0, op.padded) as d:
-                where = op.keys + (chunk + d * LANES + lane) * size
-                numbers.store_float(f, kv, f.load(F32, at + d * 4), where, native=False)
+            place, lane = (slot // LANES) * op.kv_heads + head, slot % LANES
             value = base + (op.value_at + head * op.padded) * 4
+            if kv == "int8":
+                step_at = (place * LANES + lane) * 4
+                _to_integers(f, op, at, op.key_scales + step_at)
+                _to_integers(f, op, value, op.value_scales + step_at)
+            with f.loop(0, op.padded) as d:
+                where = op.keys + (place * op.padded * LANES + d * LANES + lane) * size
+                _store(f, kv, f.load(F32, at + d * 4), where, native=False)
             with f.loop(0, op.padded, LANES) as d:
-                where = op.values + (chunk + lane * op.padded + d) * size
-                numbers.store_float(f, kv, f.load(_F16S, value + d * 4), where, native=target.native_halves)
+                where = op.values + ((place * LANES + lane) * op.padded + d) * size
+                _store(f, kv, f.load(_F16S, value + d * 4), where, native=target.native_halves)
     f.ret()
     return name
+
+
+def _to_integers(f: Function, op: Operands, at: Value, step_at: Value) -> None:
+    """Turns a head into whole numbers from -127 to 127 and stores the step that they are multiples of.
+
+    What is not a finite number makes the step infinite or not a number, and so whatever is made of this head.
+    """
+    largest = f.var(f.number(_I16S, 0))
+    with f.loop(0, op.padded, LANES) as d:
+        largest.value = f.unsigned_max(largest.value, f.load(_I16S, at + d * 4) & 0x7FFFFFFF)
+    step, factor = _step(f, f.fold(largest.value, f.unsigned_max).bits(F32))
+    f.store(step, step_at)
+    with f.loop(0, op.padded, LANES) as d:
+        f.store(_nearest(f.load(_F16S, at + d * 4) * factor.splat(LANES)).to(F32), at + d * 4)
+
+
+def _store(f: Function, kv: str, x: Value, where: Value, *, native: bool) -> None:
+    if kv == "int8":
+        f.store(x.to(I8), where)
+    else:
+        numbers.store_float(f, kv, x, where, native=native)
 
 
 def _head_norm(f: Function, op: Operands, at: Value, weight: Value) -> None:

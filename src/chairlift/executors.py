@@ -1,0 +1,217 @@
+"""The executors by the names of `--executor`: what each can be asked for, what it takes of the memory, how it is made.
+
+Knows how they differ; knows nothing of how much memory there is, nor of tokenizers.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from chairlift.cache.sizing import bytes_per_token
+from chairlift.core.config import EngineConfig
+from chairlift.core.errors import ConfigError
+from chairlift.core.ports import GaugedExecutor
+from chairlift.execute.footprint import Footprint
+from chairlift.execute.reference import ReferenceExecutor
+from chairlift.models.description import Description, Model
+from chairlift.options import AUTO, EngineOptions
+
+if TYPE_CHECKING:
+    from chairlift.execute.cpu.options import CpuOptions
+
+FLOAT32_BYTES = 4
+FLOAT_TYPES = ("F32", "F16", "BF16")
+"""Types of file that are no integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computes:
+    """What computes, and how, with nothing left open. What an executor leaves to a library is empty here."""
+
+    executor: str
+    weights: str
+    """In words: the form in which they are computed."""
+    kv_cache_dtype: str
+    isa: str | None = None
+    threads: int | None = None
+
+    @property
+    def words(self) -> str:
+        """As in "cpu: avx2, 2 threads, weights as the file holds them, KV f16"."""
+        threads = None if self.threads is None else "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        parts = (self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}")
+        return f"{self.executor}: " + ", ".join(part for part in parts if part)
+
+    @property
+    def arithmetic(self) -> tuple[str, ...]:
+        """What the logits depend on."""
+        return (self.executor, self.weights, self.kv_cache_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who is told while an executor is made: that it is compiled, and how much of the weights is there."""
+
+    on_compile: Callable[[], None]
+    on_tensor: Callable[[int, int], None]
+
+
+class Prospect(Protocol):
+    """An executor for a certain model, before any tensor is read."""
+
+    @property
+    def computes(self) -> Computes: ...
+    @property
+    def footprint(self) -> Footprint: ...
+    def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:
+        """Reads the weights. Compiled code is kept in the folder `kernels`."""
+        ...
+
+
+def parameter_count(description: Description) -> int:
+    """Numbers in all tensors of the model."""
+    return sum(math.prod(shape) for shape in description.layout().values())
+
+
+# ── reference ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Everything in float32."""
+
+    model: Model
+    options: EngineOptions
+
+    @property
+    def computes(self) -> Computes:
+        return Computes("reference", "in float32 (NumPy)", "f32")
+
+    @property
+    def footprint(self) -> Footprint:
+        description = self.model.description
+        token_bytes = bytes_per_token(
+            layers=len(description.layers),
+            kv_heads=description.kv_heads,
+            head_dim=description.head_dim,
+            itemsize=FLOAT32_BYTES,
+        )
+        logits = self.options.max_num_seqs * description.vocab * FLOAT32_BYTES
+        return Footprint(parameter_count(description) * FLOAT32_BYTES, token_bytes, logits)
+
+    def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:  # noqa: ARG002  (it has none)
+        watch.on_tensor(0, 1)
+        return ReferenceExecutor.load(
+            self.model.description,
+            self.model.weights,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            on_tensor=watch.on_tensor,
+        )
+
+
+def _check_reference(options: EngineOptions) -> None:
+    plain = EngineOptions()
+    for name in ("threads", "isa", "quantization", "kv_cache_dtype"):
+        if getattr(options, name) != getattr(plain, name):
+            raise ConfigError(f"{name} is a setting of the executor cpu, not of reference")
+
+
+# ── cpu ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The imports wait until they are needed, as LLVM takes a moment to load.
+
+
+class _Cpu:
+    """Machine code."""
+
+    def __init__(self, model: Model, options: EngineOptions) -> None:
+        from chairlift.execute.cpu import executor, native
+
+        self._model, self._options, self._wanted = model, options, _cpu_options(options)
+        executor.check(model.description, block_size=options.block_size, options=self._wanted)
+        self._choice = executor.decide(self._wanted, native.Host.detect())
+
+    @property
+    def computes(self) -> Computes:
+        choice = self._choice
+        rounded = choice.quantization == AUTO and self._model.quantization in FLOAT_TYPES
+        weights = _IN_WORDS["int8" if rounded else choice.quantization]
+        return Computes("cpu", weights, choice.kv, choice.isa, choice.threads)
+
+    @property
+    def footprint(self) -> Footprint:
+        from chairlift.execute.cpu.sizing import footprint
+
+        options = self._options
+        return footprint(
+            self._model.description,
+            self._model.weights,
+            self._choice,
+            block_size=options.block_size,
+            max_tokens=options.max_num_batched_tokens,
+            max_rows=options.max_num_seqs,
+        )
+
+    def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:
+        from chairlift.execute.cpu.executor import CpuExecutor
+
+        return CpuExecutor.load(
+            self._model.description,
+            self._model.weights,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            max_tokens=config.max_num_batched_tokens,
+            max_rows=config.max_num_seqs,
+            options=self._wanted,
+            cache=kernels,
+            on_compile=watch.on_compile,
+            on_tensor=watch.on_tensor,
+        )
+
+
+def _check_cpu(options: EngineOptions) -> None:
+    from chairlift.execute.cpu.options import check_block_size, check_names
+
+    check_names(_cpu_options(options))
+    check_block_size(options.block_size)
+
+
+def _cpu_options(options: EngineOptions) -> "CpuOptions":
+    from chairlift.execute.cpu.options import CpuOptions
+
+    return CpuOptions(options.threads, options.isa, options.quantization, options.kv_cache_dtype)
+
+
+_IN_WORDS = {"auto": "as the file holds them", "int8": "in 8 bits", "int4": "in 4 bits", "none": "as floating-point numbers"}
+
+
+# ── all of them ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One sort of executor. `check` refuses, with a ConfigError, what it cannot be asked for whatever the model."""
+
+    check: Callable[[EngineOptions], None]
+    prospect: Callable[[Model, EngineOptions], Prospect]
+
+
+EXECUTORS: Mapping[str, Kind] = MappingProxyType(
+    {"cpu": Kind(_check_cpu, _Cpu), "reference": Kind(_check_reference, _Reference)},
+)
+
+
+def check(options: EngineOptions) -> None:
+    """ConfigError for what the executor cannot be asked for, whatever the model."""
+    if options.executor not in EXECUTORS:
+        raise ConfigError(f"there is no executor {options.executor!r:.40}; there are {', '.join(EXECUTORS)}")
+    EXECUTORS[options.executor].check(options)
+
+
+def prospect(model: Model, options: EngineOptions) -> Prospect:
+    """The executor that the options ask for. ConfigError if it cannot run this model, or not in this way."""
+    check(options)
+    return EXECUTORS[options.executor].prospect(model, options)

@@ -1,0 +1,33 @@
+"""What the user asks of an engine, as data. Knows names and defaults; what they lead to is worked out elsewhere."""
+
+from dataclasses import dataclass
+
+from chairlift.core.config import DEFAULTS
+
+AUTO = "auto"
+DEFAULT_EXECUTOR = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The first two are worked out from model and memory where they are None.
+
+    The last ones say what computes, and how: None and "auto" leave it to the executor. All others are settings of
+    `EngineConfig`, and stand here under its names.
+    """
+
+    max_model_len: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    block_size: int = DEFAULTS.block_size
+    max_num_seqs: int = DEFAULTS.max_num_seqs
+    max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens
+    max_num_queued_reqs: int = DEFAULTS.max_num_queued_reqs
+    max_num_queued_tokens: int | None = DEFAULTS.max_num_queued_tokens
+    enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
+    preset: str = DEFAULTS.preset
+    batch_wait_s: float = DEFAULTS.batch_wait_s
+    executor: str = DEFAULT_EXECUTOR
+    threads: int | None = None
+    isa: str = AUTO
+    quantization: str = AUTO
+    kv_cache_dtype: str = AUTO
