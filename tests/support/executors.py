@@ -45,8 +45,8 @@ def scripted_logprobs(token: int, count: int) -> Logprobs:
 class ShadowExecutor:
     """Draws `next_token(prefix)`, where the prefix is read back from the shadow KV store through the row's block table.
 
-    Every position that attention would read must have been written by this very prefix, and the history of every draw must be
-    that prefix as well: anything else is an AssertionError.
+    Every position that attention would read must have been written by this very prefix, and the history of a draw that has
+    one must be that prefix as well: anything else is an AssertionError.
     """
 
     def __init__(self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int]) -> None:
@@ -83,8 +83,9 @@ class ShadowExecutor:
 
     def _row(self, work: Work, prefix: tuple[int, ...]) -> Row:
         for draw in work.draws:
-            assert draw.history is not None, f"{work.seq_id} draws without a history"
-            assert tuple(draw.history[: draw.prompt_len + draw.position]) == prefix, f"{work.seq_id} has another history"
+            if draw.history is not None:
+                told = tuple(draw.history[: draw.prompt_len + draw.position])
+                assert told == prefix, f"{work.seq_id} has the history of another prefix"
         tokens = tuple(self.draw(draw, prefix) for draw in work.draws)
         asked = zip(tokens, (draw.sampling.logprobs for draw in work.draws), strict=True)
         logprobs = tuple(scripted_logprobs(token, count) for token, count in asked if count is not None)
