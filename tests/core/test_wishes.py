@@ -24,3 +24,10 @@ def test_a_top_k_below_zero_is_none() -> None:
 
 def test_a_large_top_k_stays_exact() -> None:
     assert sampling(Wishes(top_k=2**63 - 1), {}, OTHERWISE).top_k == 2**63 - 1
+
+
+def test_penalties_are_wished_for_and_recommended() -> None:
+    wishes = Wishes(presence_penalty=0.5, logit_bias=((3, 1.0),), logprobs=0)
+    chosen = sampling(wishes, {"presence_penalty": 2.0, "repetition_penalty": 1.1}, OTHERWISE)
+    assert (chosen.presence_penalty, chosen.frequency_penalty, chosen.repetition_penalty) == (0.5, 0.0, 1.1)
+    assert (chosen.logit_bias, chosen.logprobs) == (((3, 1.0),), 0)

@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from engines import NEXT, config
-from executors import ShadowExecutor, solo
-from virtual import request
+from executors import ShadowExecutor, scripted_logprobs, solo
+from virtual import GREEDY, request
 
 from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Step
@@ -110,6 +111,16 @@ async def test_a_slow_reader_gets_merged_deltas_and_misses_nothing():
             deltas = [delta async for delta in slow]
         assert tokens(deltas) == solo(tuple(range(5)), NEXT, 50)
         assert len(deltas) <= 2
+
+
+async def test_merged_deltas_have_the_logprobs_of_all_their_tokens():
+    async with engine() as client:
+        async with client.submit(request("slow", range(5), 50, sampling=replace(GREEDY, logprobs=3))) as slow:
+            await read(client.submit(request("other", range(9), 60)))
+            deltas = [delta async for delta in slow]
+        assert [len(delta.logprobs) for delta in deltas] == [len(delta.tokens) for delta in deltas]
+        told = tuple(one for delta in deltas for one in delta.logprobs)
+        assert told == tuple(scripted_logprobs(token, 3) for token in tokens(deltas))
 
 
 async def test_leaving_a_stream_frees_everything():

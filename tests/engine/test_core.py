@@ -1,9 +1,11 @@
 """The engine's step in virtual time: faults that users of other servers met, as tests of their kind."""
 
+from dataclasses import replace
+
 import pytest
 from engines import NEXT, config, ride
-from executors import ShadowExecutor, hashed, solo
-from virtual import Ride, request
+from executors import ShadowExecutor, hashed, scripted_logprobs, solo
+from virtual import GREEDY, Ride, request
 
 from chairlift.core.errors import NeverFits
 from chairlift.core.types import Plan, Result, Stopping
@@ -355,3 +357,27 @@ def test_blocks_of_a_failed_request_leave_the_index():
     before = len(engine.core.scheduler.index)
     engine.run()
     assert (before, len(engine.core.scheduler.index)) == (2, 1)
+
+
+# ── what draws are told and tell ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_token_comes_with_its_logprobs_if_they_are_asked_for():
+    engine = ride()
+    engine.submit(request("a", range(5), 3, sampling=replace(GREEDY, logprobs=2)), request("b", range(4), 3))
+    engine.run()
+    outputs = [output for step in engine.steps for output in step.outputs]
+    told = [output.logprobs for output in outputs if output.seq_id == "a"]
+    assert told == [(scripted_logprobs(token, 2),) for token in engine.tokens["a"]]
+    assert all(output.logprobs == () for output in outputs if output.seq_id == "b")
+
+
+def test_a_plan_tells_the_same_history_after_its_sequence_has_grown():
+    engine = ride()
+    engine.submit(request("a", range(5), 4))
+    engine.run()
+    draws = [draw for step in engine.steps for work in step.plan.work for draw in work.draws]
+    assert [draw.prompt_len + draw.position for draw in draws] == [5, 6, 7, 8]
+    assert {draw.history is draws[0].history for draw in draws} == {True}
+    assert draws[0].history is not None
+    assert draws[0].history.tolist() == [*range(5), *engine.tokens["a"]]

@@ -8,10 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tiny_decoders import BLOCK_SIZE, PLAIN, VARIANTS, ArrayWeights, naive_logits, random_tokens, random_weights, row
+from tiny_decoders import (
+    BLOCK_SIZE,
+    PLAIN,
+    VARIANTS,
+    ArrayWeights,
+    asking,
+    masked,
+    naive_logits,
+    random_tokens,
+    random_weights,
+    row,
+)
 
 from chairlift.core.errors import ModelError
 from chairlift.core.types import Draw, Plan, Sampling
+from chairlift.execute import sampler
 from chairlift.execute.parameters import Parameters
 from chairlift.execute.reference import ReferenceExecutor, attend
 from chairlift.models.description import Description
@@ -199,6 +211,20 @@ class TestThePort:
         engine.launch(Plan(0, (row([PLAIN.vocab], seq_id="pad", pad=True), row([1], [1], seq_id="good"))))
         result = engine.collect()
         assert (result.failed, [answer.seq_id for answer in result.rows]) == ((), ["good"])
+
+    def test_a_row_that_may_draw_nothing_fails_and_the_others_are_answered(self) -> None:
+        engine = executor(PLAIN)
+        engine.launch(Plan(0, (masked(row([1], [0], seq_id="bad"), ()), masked(row([1], [1], seq_id="good"), [7]))))
+        result = engine.collect()
+        assert result.failed == (("bad", sampler.NOTHING_ALLOWED),)
+        assert [(answer.seq_id, answer.tokens) for answer in result.rows] == [("good", (7,))]
+
+    def test_logprobs_are_those_of_the_raw_logits(self) -> None:
+        engine = executor(PLAIN)
+        work = asking(masked(row([1, 2], [0]), [7]), logprobs=3)
+        logits = engine.logits([work])[0]
+        engine.launch(Plan(0, (work,)))
+        assert engine.collect().rows[0].logprobs == (sampler.logprobs(logits, 7, 3),)
 
     def test_an_empty_plan_gives_an_empty_result(self) -> None:
         engine = executor()

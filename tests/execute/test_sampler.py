@@ -1,18 +1,22 @@
 """Drawing a token: the rules one by one, a readable twin, extreme settings, and frequencies."""
 
 import math
+from array import array
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from draws import logits_and_draws, mask_of
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from chairlift.core.errors import NothingAllowed
 from chairlift.core.types import Draw, Sampling
 from chairlift.execute import noise
-from chairlift.execute.sampler import draw
+from chairlift.execute.sampler import draw, logprobs
 
 CLEAR = np.array([0.5, 3.0, -2.0, 1.0, 2.5], dtype=np.float32)
 GREEDY = Sampling(temperature=0)
@@ -33,10 +37,35 @@ class TooCloseError(Exception):
     """Whether a sum of probabilities reaches top-p is a matter of rounding."""
 
 
+def rounded(logit: float, wanted: Draw, token: int) -> float:
+    """A logit with its bias and its penalties, in float32."""
+    sampling = wanted.sampling
+    before = list(wanted.history or [])[: wanted.prompt_len + wanted.position]
+    for biased, bias in sampling.logit_bias:
+        if biased == token:
+            logit = finite(logit + bias)
+    if token in before and sampling.penalised:
+        count = before[wanted.prompt_len :].count(token)
+        logit = logit / sampling.repetition_penalty if logit > 0 else logit * sampling.repetition_penalty
+        logit -= sampling.frequency_penalty * count
+        logit = finite(logit - (sampling.presence_penalty if count else 0.0))
+    return logit
+
+
+def finite(value: float) -> float:
+    largest = float(np.finfo(np.float32).max)
+    return float(np.float32(max(-largest, min(largest, value))))
+
+
+def is_allowed(wanted: Draw, token: int) -> bool:
+    return wanted.mask is None or wanted.mask[token // 32] >> token % 32 & 1 == 1
+
+
 def twin(logits: NDArray[np.float32], wanted: Draw) -> int:
     """The rules as they read, token by token."""
     sampling = wanted.sampling
-    allowed = {token: float(logit) for token, logit in enumerate(logits) if token not in wanted.banned}
+    changed = {token: rounded(float(logit), wanted, token) for token, logit in enumerate(logits)}
+    allowed = {token: logit for token, logit in changed.items() if token not in wanted.banned and is_allowed(wanted, token)}
     ranked = sorted(allowed, key=lambda token: (-allowed[token], token))
     if sampling.temperature == 0:
         return ranked[0]
@@ -85,6 +114,21 @@ def test_a_draw_equals_its_twin(data: st.DataObject, sampling: Sampling, choice:
     assert draw(logits, wanted) == expected
 
 
+@settings(max_examples=500)
+@given(logits_and_draws(largest_vocab=40))
+def test_a_draw_that_changes_logits_equals_its_twin(case: tuple[NDArray[np.float32], Draw]) -> None:
+    logits, wanted = case
+    if all(token in wanted.banned or not is_allowed(wanted, token) for token in range(len(logits))):
+        with pytest.raises(NothingAllowed):
+            draw(logits, wanted)
+        return
+    try:
+        expected = twin(logits, wanted)
+    except TooCloseError:
+        reject()
+    assert draw(logits, wanted) == expected
+
+
 @pytest.mark.parametrize("top_p", [0.05, 0.3, 0.8, 0.97, 0.9999])
 def test_a_large_vocabulary_equals_the_twin(top_p: float) -> None:
     logits = np.random.default_rng(4).standard_normal(5000).astype(np.float32)
@@ -122,9 +166,109 @@ class TestBans:
     def test_ids_beyond_the_vocabulary_ban_nothing(self) -> None:
         assert one(CLEAR[:2], GREEDY, banned=frozenset({2, 10_000, -1})) == 1
 
-    def test_everything_banned_is_our_own_mistake(self) -> None:
-        with pytest.raises(AssertionError):
+    def test_nothing_can_be_drawn_if_everything_is_banned(self) -> None:
+        with pytest.raises(NothingAllowed, match="every token is excluded"):
             one(CLEAR, GREEDY, banned=frozenset(range(5)))
+
+
+def after(logits: list[float], prompt: list[int], output: list[int], **settings: Any) -> int:
+    """The greedy token after a prompt and an output."""
+    history = array("i", [*prompt, *output])
+    wanted = Draw(0, len(output), Sampling(temperature=0, **settings), history=history, prompt_len=len(prompt))
+    return draw(np.array(logits, dtype=np.float32), wanted)
+
+
+class TestPenalties:
+    def test_presence_counts_a_token_once(self) -> None:
+        assert after([1.0, 0.0], [], [0, 0, 0], presence_penalty=0.9) == 0
+
+    def test_frequency_counts_it_each_time(self) -> None:
+        assert after([1.0, 0.0], [], [0, 0, 0], frequency_penalty=0.3) == 0
+        assert after([1.0, 0.0], [], [0, 0, 0, 0], frequency_penalty=0.3) == 1
+
+    @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+    def test_the_prompt_is_not_looked_at(self, name: str) -> None:
+        assert after([1.0, 0.0], [0, 0], [], **{name: 2.0}) == 0
+
+    def test_repetition_looks_at_the_prompt_as_well(self) -> None:
+        assert after([1.0, 0.6], [0], [], repetition_penalty=2.0) == 1
+
+    def test_repetition_makes_a_negative_logit_smaller(self) -> None:
+        assert after([-1.0, -1.5], [0], [], repetition_penalty=2.0) == 1
+
+    def test_repetition_counts_a_token_once(self) -> None:
+        assert after([1.0, 0.4], [0, 0], [0, 0], repetition_penalty=2.0) == 0
+
+    def test_a_negative_penalty_is_a_reward(self) -> None:
+        assert after([1.0, 0.5], [], [1], presence_penalty=-1.0) == 1
+
+    def test_repetition_goes_before_the_others(self) -> None:
+        assert after([2.0, 0.2], [], [0], repetition_penalty=2.0, presence_penalty=0.9) == 1
+        assert after([2.0, 0.0], [], [0], repetition_penalty=2.0, presence_penalty=0.9) == 0
+
+    def test_what_comes_after_the_draw_is_not_looked_at(self) -> None:
+        wanted = Draw(0, 1, Sampling(temperature=0, presence_penalty=2.0), history=array("i", [0, 1, 0]), prompt_len=1)
+        assert draw(np.array([1.0, 0.5], dtype=np.float32), wanted) == 0
+
+    def test_a_history_can_grow_afterwards(self) -> None:
+        history = array("i", [0, 1])
+        draw(CLEAR, Draw(0, 1, Sampling(presence_penalty=1.0), history=history, prompt_len=1))
+        history.append(5)
+
+
+class TestBias:
+    def test_it_is_added(self) -> None:
+        assert after([1.0, 0.0], [], [], logit_bias=((1, 1.5),)) == 1
+
+    def test_it_is_there_before_penalties(self) -> None:
+        assert after([1.0, -1.0], [1], [], logit_bias=((1, 3.0),), repetition_penalty=4.0) == 0
+
+    def test_it_does_not_bring_a_banned_token_back(self) -> None:
+        assert one(CLEAR, replace(GREEDY, logit_bias=((1, 100.0),)), banned=frozenset({1})) == 4
+
+    def test_ids_beyond_the_vocabulary_are_passed_over(self) -> None:
+        assert one(CLEAR, replace(GREEDY, logit_bias=((5, 100.0), (-1, 100.0)))) == 1
+
+
+class TestMask:
+    def test_only_what_it_allows_is_drawn(self) -> None:
+        sampling = Sampling(temperature=50.0)
+        mask = mask_of([3, 40], 60)
+        draws = [Draw(0, position, sampling, mask=mask) for position in range(100)]
+        assert {draw(np.zeros(60, dtype=np.float32), wanted) for wanted in draws} == {3, 40}
+
+    def test_bits_beyond_the_vocabulary_allow_nothing(self) -> None:
+        with pytest.raises(NothingAllowed):
+            draw(CLEAR, Draw(0, 0, GREEDY, mask=mask_of([5, 31], 32)))
+
+    def test_nothing_is_left_of_mask_and_bans(self) -> None:
+        with pytest.raises(NothingAllowed):
+            draw(CLEAR, Draw(0, 0, GREEDY, frozenset({2}), mask=mask_of([2], 5)))
+
+
+class TestLogprobs:
+    def test_they_are_logarithms_of_the_softmax(self) -> None:
+        logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], dtype=np.float32))
+        told = logprobs(logits, 2, 4)
+        assert told.chosen == pytest.approx(math.log(0.2), abs=1e-6)
+        assert [token for token, _ in told.top] == [1, 3, 2, 0]
+        assert sum(math.exp(logprob) for _, logprob in told.top) == pytest.approx(1)
+
+    def test_equal_ones_are_ranked_by_their_ids(self) -> None:
+        told = [logprobs(np.zeros(4, dtype=np.float32), token, 2) for token in range(4)]
+        assert [one.rank for one in told] == [1, 2, 3, 4]
+        assert [token for token, _ in told[3].top] == [0, 1]
+
+    def test_a_chosen_token_of_the_list_stands_at_its_rank(self) -> None:
+        for token in range(5):
+            told = logprobs(CLEAR, token, 5)
+            assert told.top[told.rank - 1] == (token, told.chosen)
+
+    def test_a_token_without_a_chance_has_a_finite_one(self) -> None:
+        assert math.isfinite(logprobs(np.array([3e38, -3e38], dtype=np.float32), 1, 0).chosen)
+
+    def test_none_but_the_chosen(self) -> None:
+        assert logprobs(CLEAR, 1, 0).top == ()
 
 
 class TestTemperature:

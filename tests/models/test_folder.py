@@ -205,14 +205,23 @@ def test_the_tokenizers_own_end_token_comes_first_as_templates_write_it(tmp_path
 
 
 def test_recommended_sampling_is_passed_on(tmp_path: Path, load: Load) -> None:
-    recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "do_sample": True}
+    recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "min_p": None, "do_sample": True}
     model = load(hf_folder(tmp_path, files={"generation_config.json": recommended}))
-    assert model.defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    assert model.defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("temperature", -1), ("top_k", -2), ("top_k", 1.5), ("top_p", 0), ("top_p", 1.01), ("min_p", -0.1), ("min_p", 2)],
+    [
+        ("temperature", -1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+    ],
 )
 def test_impossible_recommendations_are_refused(key: str, value: float, tmp_path: Path) -> None:
     said = refusal(hf_folder(tmp_path, files={"generation_config.json": {key: value}}))

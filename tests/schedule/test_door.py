@@ -1,8 +1,10 @@
 """Which requests are refused at the door, and what the message names."""
 
+from dataclasses import replace
+
 import pytest
 from engines import config
-from virtual import request
+from virtual import GREEDY, request
 
 from chairlift.core.errors import NeverFits, Refused
 from chairlift.schedule import door
@@ -41,3 +43,27 @@ def test_an_empty_prompt_is_refused():
 
 def test_the_last_token_needs_no_place_in_the_cache():
     door.check(request("a", range(40), 1), config(num_blocks=10))
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_setting_that_is_no_finite_number_is_refused(name: str, value: float):
+    with pytest.raises(Refused, match=name):
+        door.check(request("a", [1], sampling=replace(GREEDY, **{name: value})), config())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -2.0),
+        ("logit_bias", ((3, float("nan")),)),
+        ("logprobs", -1),
+        ("logprobs", 21),
+    ],
+)
+def test_a_setting_without_a_meaning_is_refused(name: str, value: object):
+    with pytest.raises(Refused, match=name):
+        door.check(request("a", [1], sampling=replace(GREEDY, **{name: value})), config())

@@ -46,6 +46,17 @@ async def test_a_stream_that_is_dropped_ends_within_one_step() -> None:
         assert len(executor.plans) <= 5 + 1
 
 
+async def test_streams_with_logprobs_that_are_dropped_leave_nothing_behind() -> None:
+    async with gated() as (server, executor):
+        for _ in range(5):
+            executor.allow(3)
+            async with server.http.stream("POST", COMPLETIONS, json=STREAM | {"logprobs": 5}) as answer:
+                assert '"top_logprobs":[{' in await anext(answer.aiter_lines())
+            await left(server)
+        executor.open()
+        await server.settled()
+
+
 async def test_an_answer_that_nobody_waits_for_ends_within_one_step() -> None:
     async with gated() as (server, executor):
         executor.allow(3)

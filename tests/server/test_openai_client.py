@@ -50,6 +50,24 @@ async def test_it_completes_several_prompts(client: openai.AsyncOpenAI) -> None:
     assert [choice.text for choice in answer.choices] == ["It is", "It is"]
 
 
+async def test_it_reads_logprobs_of_a_chat(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=2, logprobs=True, top_logprobs=2, logit_bias={"7": 1}, presence_penalty=1
+    )
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    assert [entry.token for entry in told.content] == ["I", "t"]
+    assert [best.token for best in told.content[0].top_logprobs] == ["J", "I"]
+
+
+async def test_it_reads_logprobs_of_a_completion(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="tiny", prompt="a\n", max_tokens=2, logprobs=2)
+    told = answer.choices[0].logprobs
+    assert told is not None
+    assert (told.tokens, told.text_offset) == (["I", "t"], [0, 1])
+
+
 async def test_it_sends_our_extra_fields(client: openai.AsyncOpenAI) -> None:
     answer = await client.completions.create(model="tiny", prompt="a\n", extra_body={"stop_token_ids": [ord("L")], "top_k": 3})
     assert answer.choices[0].text == "It is "

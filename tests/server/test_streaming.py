@@ -230,12 +230,15 @@ async def test_a_seed_reaches_the_sampler_and_none_is_fresh() -> None:
 
 
 async def test_sampling_settings_reach_the_sampler() -> None:
-    async with serving(defaults={"temperature": 0.3, "top_k": 7}) as server:
+    async with serving(defaults={"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.2}) as server:
         await server.complete(max_tokens=1, top_p=0.5, min_p=0.1)
         await server.complete(max_tokens=1, top_k=-1, temperature=0)
-        first, second = (work.draws[0].sampling for plan in server.executor.plans for work in plan.work)
+        await server.complete(max_tokens=1, presence_penalty=0.5, frequency_penalty=-2, logit_bias={"7": 5}, logprobs=3)
+        first, second, third = (work.draws[0].sampling for plan in server.executor.plans for work in plan.work)
         assert (first.temperature, first.top_k, first.top_p, first.min_p) == (0.3, 7, 0.5, 0.1)
         assert (second.temperature, second.top_k) == (0, 0)
+        assert (third.presence_penalty, third.frequency_penalty, third.repetition_penalty) == (0.5, -2.0, 1.2)
+        assert (third.logit_bias, third.logprobs) == (((7, 5.0),), 3)
 
 
 ONE_RUNS_AND_TWO_WAIT = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=1, max_num_queued_reqs=2)

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from chairlift.core.types import Draw, Plan, Result, Row, Work
+from chairlift.core.types import Draw, Logprobs, Plan, Result, Row, Work
 
 
 class Slot(NamedTuple):
@@ -36,10 +36,17 @@ def hashed(vocab: int) -> Callable[[tuple[int, ...]], int]:
     return next_token
 
 
+def scripted_logprobs(token: int, count: int) -> Logprobs:
+    """What a scripted model says of a token: it was the second best, after the one with the next id."""
+    ids = [token + 1, token, *range(token + 2, token + count)][:count]
+    return Logprobs(-1.5, 2, tuple((best, -0.5 - place) for place, best in enumerate(ids)))
+
+
 class ShadowExecutor:
     """Draws `next_token(prefix)`, where the prefix is read back from the shadow KV store through the row's block table.
 
-    Every position that attention would read must have been written by this very prefix: anything else is an AssertionError.
+    Every position that attention would read must have been written by this very prefix, and the history of a draw that has
+    one must be that prefix as well: anything else is an AssertionError.
     """
 
     def __init__(self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int]) -> None:
@@ -62,7 +69,7 @@ class ShadowExecutor:
                 continue
             prefix = self._compute(work, written)
             if work.draws:
-                rows.append(Row(work.seq_id, tuple(self.draw(draw, prefix) for draw in work.draws)))
+                rows.append(self._row(work, prefix))
         return Result(plan.step, tuple(rows))
 
     def draw(self, draw: Draw, prefix: tuple[int, ...]) -> int:
@@ -73,6 +80,16 @@ class ShadowExecutor:
 
     def close(self) -> None:
         self.closed = True
+
+    def _row(self, work: Work, prefix: tuple[int, ...]) -> Row:
+        for draw in work.draws:
+            if draw.history is not None:
+                told = tuple(draw.history[: draw.prompt_len + draw.position])
+                assert told == prefix, f"{work.seq_id} has the history of another prefix"
+        tokens = tuple(self.draw(draw, prefix) for draw in work.draws)
+        asked = zip(tokens, (draw.sampling.logprobs for draw in work.draws), strict=True)
+        logprobs = tuple(scripted_logprobs(token, count) for token, count in asked if count is not None)
+        return Row(work.seq_id, tokens, logprobs)
 
     def _place(self, work: Work, position: int) -> tuple[int, int]:
         block = work.blocks[position // self.block_size]

@@ -5,10 +5,12 @@
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from draws import mask_of
 from numpy.typing import NDArray
 
 from chairlift.core.types import Draw, Sampling, Work
@@ -105,6 +107,17 @@ def row(
     """A row that draws greedily."""
     wanted = tuple(Draw(choice, 0, Sampling(temperature=0)) for choice in range(draws))
     return Work(seq_id, start, array("i", tokens), array("i", blocks), wanted, pad)
+
+
+def masked(work: Work, allowed: Iterable[int], *, vocab: int = PLAIN.vocab) -> Work:
+    """The row, which may draw but these tokens."""
+    return work._replace(draws=tuple(draw._replace(mask=mask_of(allowed, vocab)) for draw in work.draws))
+
+
+def asking(work: Work, **sampling: Any) -> Work:
+    """The row, with other settings of its draws."""
+    draws = [draw._replace(sampling=replace(draw.sampling, **sampling)) for draw in work.draws]
+    return work._replace(draws=tuple(draws))
 
 
 def naive_logits(description: Description, weights: ArrayWeights, tokens: Sequence[int]) -> NDArray[np.float64]:

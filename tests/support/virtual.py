@@ -8,6 +8,8 @@ from chairlift.core.events import Step
 from chairlift.core.types import Finish, Output, Request, Sampling, Stopping
 from chairlift.engine.core import End, EngineCore, Submit
 
+GREEDY = Sampling(temperature=0.0)
+
 
 def request(
     request_id: str,
@@ -17,13 +19,14 @@ def request(
     arrival: float = 0.0,
     stopping: Stopping | None = None,
     cache_salt: str = "",
+    sampling: Sampling = GREEDY,
 ) -> Request:
     """A greedy request that ends at its length."""
     return Request(
         id=request_id,
         prompt=tuple(prompt),
         stopping=stopping or Stopping(max_tokens=max_tokens),
-        sampling=Sampling(temperature=0.0),
+        sampling=sampling,
         arrival=arrival,
         cache_salt=cache_salt,
     )

@@ -39,3 +39,7 @@ class QueueFull(Refused):
 
 class Unavailable(Refused):
     """The engine takes no requests: it is shutting down, or it has failed."""
+
+
+class NothingAllowed(ChairliftError):
+    """A draw from which every token is excluded, by a mask, a ban, or both together."""

@@ -15,12 +15,21 @@ Finish = Literal["stop", "length", "abort", "error"]
 """How a request ends: by itself, at its length, because its client left, or by a fault of ours."""
 
 
+MAX_LOGPROBS = 20
+"""The most tokens whose probabilities can be asked for beside that of the drawn one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is drawn from the logits. The order is: temperature, top-k, top-p, min-p.
+    """How a token is drawn from the logits: biases, penalties, temperature, top-k, top-p and min-p, in this order.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. The noise of a draw depends on `seed`, the index of
     the choice and the position in the output, and on nothing else.
+
+    `presence_penalty` and `frequency_penalty` (0: off) are for tokens of the output, once and for each time that they came;
+    `repetition_penalty` (1: off, otherwise above 0) is for tokens of prompt and output. `logit_bias` has pairs of an id and
+    what is added to its logit, each id once. With `logprobs` every token comes with its log probability and those of so many
+    best ones, at most MAX_LOGPROBS; None asks for nothing.
     """
 
     temperature: float = 1.0
@@ -28,6 +37,16 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def penalised(self) -> bool:
+        """A draw depends on the tokens before it by more than the logits."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +134,32 @@ class Sequence:
 
 
 class Draw(NamedTuple):
-    """One token that is wanted from the last position of a row. `banned` ids must not be drawn."""
+    """One token that is wanted from the last position of a row. `banned` ids must not be drawn.
+
+    `history` are the tokens of the sequence itself, which nobody but the scheduler changes, and which only ever grow behind
+    the `prompt_len + position` that this draw looks at; None stands for no tokens. `mask` says which ids are allowed at all:
+    bit `id % 32` of unsigned 32-bit word `id // 32` ("I") is set; None allows all.
+    """
 
     choice: int
     position: int
     sampling: Sampling
     banned: frozenset[int] = frozenset()
+    history: array[int] | None = None
+    prompt_len: int = 0
+    mask: array[int] | None = None
+
+
+class Logprobs(NamedTuple):
+    """How probable the model held a token, before anything was done to the logits.
+
+    `chosen` is its natural logarithm of probability, `rank` its place among all tokens, from 1. `top` has the best ones as
+    pairs of an id and a log probability, the best first. Of equal ones the lower id is the better.
+    """
+
+    chosen: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Work(NamedTuple):
@@ -155,10 +194,14 @@ class Plan(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the executor drew for one row of the plan: one token for each of its draws."""
+    """What the executor drew for one row of the plan: one token for each of its draws.
+
+    `logprobs` has one entry for each token, or none if the draws asked for none: those of a row ask alike.
+    """
 
     seq_id: str
     tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Result(NamedTuple):
@@ -174,7 +217,7 @@ class Output(NamedTuple):
     """What goes back to a client. The last one of a request, and only the last, has a `finish`.
 
     `stop_reason` is the stop token that ended it, or the message of an error; `cached` counts prompt tokens that came out of
-    the prefix index.
+    the prefix index. `logprobs` has one entry for each token if the request asked for them.
     """
 
     seq_id: str
@@ -182,6 +225,7 @@ class Output(NamedTuple):
     finish: Finish | None = None
     stop_reason: int | str | None = None
     cached: int = 0
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Snapshot(NamedTuple):

@@ -18,6 +18,11 @@ class Wishes:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 def sampling(wishes: Wishes, recommended: Mapping[str, float], otherwise: Sampling) -> Sampling:
@@ -32,4 +37,9 @@ def sampling(wishes: Wishes, recommended: Mapping[str, float], otherwise: Sampli
         top_p=float(pick(wishes.top_p, "top_p", otherwise.top_p)),
         min_p=float(pick(wishes.min_p, "min_p", otherwise.min_p)),
         seed=otherwise.seed if wishes.seed is None else wishes.seed,
+        presence_penalty=float(pick(wishes.presence_penalty, "presence_penalty", otherwise.presence_penalty)),
+        frequency_penalty=float(pick(wishes.frequency_penalty, "frequency_penalty", otherwise.frequency_penalty)),
+        repetition_penalty=float(pick(wishes.repetition_penalty, "repetition_penalty", otherwise.repetition_penalty)),
+        logit_bias=wishes.logit_bias or otherwise.logit_bias,
+        logprobs=otherwise.logprobs if wishes.logprobs is None else wishes.logprobs,
     )

@@ -16,7 +16,7 @@ from chairlift.core.config import EngineConfig
 from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Health, Step
 from chairlift.core.ports import Executor, Sink
-from chairlift.core.types import Finish, Output, Request, Snapshot
+from chairlift.core.types import Finish, Logprobs, Output, Request, Snapshot
 from chairlift.engine.core import End, EngineCore, Submit
 from chairlift.engine.loop import EngineLoop
 from chairlift.schedule import door
@@ -27,12 +27,16 @@ SMOOTHING = 0.2
 
 
 class Delta(NamedTuple):
-    """What has come since the reader last looked. `stop_reason` is a stop token, or the message of an error."""
+    """What has come since the reader last looked. `stop_reason` is a stop token, or the message of an error.
+
+    `logprobs` has one entry for each token if the request asked for them.
+    """
 
     tokens: tuple[int, ...] = ()
     finish: Finish | None = None
     stop_reason: int | str | None = None
     cached: int = 0
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Stream:
@@ -45,6 +49,7 @@ class Stream:
         self.request = request
         self._leave = leave
         self._tokens: list[int] = []
+        self._logprobs: list[Logprobs] = []
         self._last = Output(request.id)
         self._filled = asyncio.Event()
         self._ended = False
@@ -62,12 +67,15 @@ class Stream:
             await self._filled.wait()
             self._filled.clear()
             tokens, self._tokens = self._tokens, []
-            self._ended = self._last.finish is not None
-            yield Delta(tuple(tokens), self._last.finish, self._last.stop_reason, self._last.cached)
+            logprobs, self._logprobs = self._logprobs, []
+            last = self._last
+            self._ended = last.finish is not None
+            yield Delta(tuple(tokens), last.finish, last.stop_reason, last.cached, tuple(logprobs))
 
     def put(self, output: Output) -> None:
         """Called by the client for every output of this request; the slot keeps all tokens and the latest of the rest."""
         self._tokens.extend(output.tokens)
+        self._logprobs.extend(output.logprobs)
         self._last = output
         self._filled.set()
 

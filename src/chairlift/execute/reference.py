@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.core.costs import ModelCost
+from chairlift.core.errors import NothingAllowed
 from chairlift.core.types import Plan, Result, Row, Work
 from chairlift.execute import rotary, sampler
 from chairlift.execute.costs import model_cost
@@ -42,8 +43,8 @@ class _Batch:
 class ReferenceExecutor:
     """Computes plans in float32. `launch` does the work, `collect` hands over what came of it.
 
-    A row with tokens that the model does not have, or whose logits are not finite numbers, is reported as failed and draws
-    nothing; the others are not touched by it.
+    A row with tokens that the model does not have, whose logits are not finite numbers, or that may draw nothing, is reported
+    as failed; the others are not touched by it.
     """
 
     def __init__(
@@ -95,10 +96,13 @@ class ReferenceExecutor:
         rows: list[Row] = []
         failed = [(work.seq_id, f"a token is none of the model's {self._description.vocab}") for work in foreign]
         for work, scores in zip(drawing, logits, strict=True):
-            if np.isfinite(scores).all():
-                rows.append(Row(work.seq_id, tuple(sampler.draw(scores, draw) for draw in work.draws)))
-            else:
+            if not np.isfinite(scores).all():
                 failed.append((work.seq_id, "the model's logits are not finite numbers"))
+                continue
+            try:
+                rows.append(_drawn(work, scores))
+            except NothingAllowed as error:
+                failed.append((work.seq_id, str(error)))
         self.computed = (began, self._clock())
         self._result = Result(plan.step, tuple(rows), tuple(failed), self.computed[1] - began)
 
@@ -203,6 +207,16 @@ class ReferenceExecutor:
     def _norm(self, x: Floats, weight: Floats) -> Floats:
         """Root mean square norm over the last axis (Zhang and Sennrich, 2019)."""
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self._description.norm_eps)) * weight
+
+
+def _drawn(work: Work, logits: Floats) -> Row:
+    tokens = tuple(sampler.draw(logits, draw) for draw in work.draws)
+    logprobs = tuple(
+        sampler.logprobs(logits, token, draw.sampling.logprobs)
+        for token, draw in zip(tokens, work.draws, strict=True)
+        if draw.sampling.logprobs is not None
+    )
+    return Row(work.seq_id, tokens, logprobs)
 
 
 def attend(queries: Floats, keys: Floats, values: Floats, mask: NDArray[np.bool_], *, scale: float) -> Floats:

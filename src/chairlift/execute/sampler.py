@@ -1,30 +1,45 @@
 """From logits to one token. The rules stand here in full, because every executor must draw the very same tokens.
 
-1. Banned ids get minus infinity. At temperature 0 the largest logit wins, the lowest id among equals.
-2. Scores are `(logit - largest logit) / temperature` in float64. The largest is 0, so no temperature overflows: a tiny one
+1. Biases are added to the logits of their ids. Every sum and every result of rule 2 is worked out in float64, cut to the
+   finite range of float32 and rounded to it.
+2. Ids that occur in prompt or output: a logit above 0 is divided by the repetition penalty, another is multiplied by it. Then
+   those that occur in the output lose frequency penalty times count, and then the presence penalty; one rounding in all.
+3. Ids that are banned, or that the mask does not allow, have minus infinity, whatever their bias. If nothing is left,
+   NothingAllowed is raised.
+4. At temperature 0 the largest logit wins, the lowest id among equals.
+5. Scores are `(logit - largest logit) / temperature` in float64. The largest is 0, so no temperature overflows: a tiny one
    sends all others to minus infinity, where they are no candidates any more, and the draw is greedy.
-3. top-k keeps the k best scores.
-4. top-p keeps the smallest number of best scores whose probabilities sum to at least top-p, of what top-k left; at least one.
-5. min-p keeps what is at least min-p times as probable as the best.
-6. Of the rest, the largest `score + Gumbel noise` wins; the noise is keyed by seed, choice, position and id (`noise`).
+6. top-k keeps the k best scores.
+7. top-p keeps the smallest number of best scores whose probabilities sum to at least top-p, of what top-k left; at least one.
+8. min-p keeps what is at least min-p times as probable as the best.
+9. Of the rest, the largest `score + Gumbel noise` wins; the noise is keyed by seed, choice, position and id (`noise`).
 
-Wherever scores are equal, the lower id is the better one. Knows nothing of rows, blocks or other draws.
+Wherever scores are equal, the lower id is the better one. Ids outside the vocabulary bias, penalise and ban nothing. The mask
+and rules 1 to 3 come in the order of vLLM's sampler; that exclusion comes last of them here gives the same logits.
+
+Log probabilities are those of the raw logits: `(logit - largest) - log(sum of exp(logit - largest))` in float64. The order of
+the sum is the executor's own, so two executors agree within 1e-9; on ranks and ids, which are compared as logits, they agree
+exactly. Knows nothing of rows, blocks or other draws.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.core.types import Draw
+from chairlift.core.errors import NothingAllowed
+from chairlift.core.types import Draw, Logprobs
 from chairlift.execute import noise
 
+NOTHING_ALLOWED = "every token is excluded: by a mask, by bans, or by both together"
+
+_LARGEST = float(np.finfo(np.float32).max)
 _FIRST_GUESS = 256
 """How many candidates top-p sorts at first; it takes eight times as many whenever they do not suffice."""
 
 
 def draw(logits: NDArray[np.float32], wanted: Draw) -> int:
-    """The token for one draw from finite `logits` [vocab]. At least one id must not be banned."""
+    """The token for one draw from finite `logits` [vocab], which are left as they are. Raises NothingAllowed."""
     sampling = wanted.sampling
-    logits = _without(logits, wanted.banned)
+    logits = _excluding(_penalised(_biased(logits, wanted), wanted), wanted)
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     ids, scores = _candidates(logits, sampling.temperature)
@@ -39,14 +54,66 @@ def draw(logits: NDArray[np.float32], wanted: Draw) -> int:
     return int(ids[np.argmax(noisy)])
 
 
-def _without(logits: NDArray[np.float32], banned: frozenset[int]) -> NDArray[np.float32]:
-    known = [token for token in banned if 0 <= token < len(logits)]
+def logprobs(logits: NDArray[np.float32], token: int, count: int) -> Logprobs:
+    """What finite raw `logits` [vocab] say of a token that was drawn, and of the `count` best (all, if there are fewer)."""
+    exact = logits.astype(np.float64)
+    below = exact - exact.max()
+    logs = below - np.log(np.exp(below).sum())
+    better = int((logits > logits[token]).sum()) + int((logits[:token] == logits[token]).sum())
+    best = np.argsort(-exact, kind="stable")[:count]
+    return Logprobs(float(logs[token]), better + 1, tuple(zip(best.tolist(), logs[best].tolist(), strict=True)))
+
+
+def _biased(logits: NDArray[np.float32], wanted: Draw) -> NDArray[np.float32]:
+    known = [(token, bias) for token, bias in wanted.sampling.logit_bias if 0 <= token < len(logits)]
     if not known:
         return logits
-    assert len(known) < len(logits), "a draw with every token banned"
+    ids = np.array([token for token, _ in known])
+    biased = logits.copy()
+    biased[ids] = _rounded(logits[ids].astype(np.float64) + np.array([bias for _, bias in known]))
+    return biased
+
+
+def _penalised(logits: NDArray[np.float32], wanted: Draw) -> NDArray[np.float32]:
+    sampling = wanted.sampling
+    if not sampling.penalised or wanted.history is None:
+        return logits
+    # A copy: an array that NumPy looks into cannot grow, and this one must.
+    tokens = np.array(wanted.history[: wanted.prompt_len + wanted.position], dtype=np.int64)
+    known = (tokens >= 0) & (tokens < len(logits))
+    counts = np.bincount(tokens[wanted.prompt_len :][known[wanted.prompt_len :]], minlength=len(logits))
+    ids = np.unique(tokens[known])
+    values, times = logits[ids].astype(np.float64), counts[ids].astype(np.float64)
+    with np.errstate(over="ignore"):
+        values = np.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+    values -= sampling.frequency_penalty * times
+    values[times > 0] -= sampling.presence_penalty
+    penalised = logits.copy()
+    penalised[ids] = _rounded(values)
+    return penalised
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)
+
+
+def _excluding(logits: NDArray[np.float32], wanted: Draw) -> NDArray[np.float32]:
+    known = [token for token in wanted.banned if 0 <= token < len(logits)]
+    if not known and wanted.mask is None:
+        return logits
     allowed = logits.copy()
     allowed[known] = -np.inf
+    if wanted.mask is not None:
+        allowed[~_allowed(np.array(wanted.mask, dtype=np.uint32), len(logits))] = -np.inf
+    if allowed.max() == -np.inf:
+        raise NothingAllowed(NOTHING_ALLOWED)
     return allowed
+
+
+def _allowed(words: NDArray[np.uint32], vocab: int) -> NDArray[np.bool_]:
+    assert len(words) * 32 >= vocab, "a mask that is too short"
+    # The lowest byte first, whatever the machine's own order.
+    return np.unpackbits(words.astype("<u4").view(np.uint8), count=vocab, bitorder="little").astype(np.bool_)
 
 
 def _candidates(logits: NDArray[np.float32], temperature: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

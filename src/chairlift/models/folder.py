@@ -26,7 +26,13 @@ MAX_SHARDS = 1000
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"temperature": (0, math.inf), "top_k": (-1, MAX_INTEGER), "top_p": (0, 1), "min_p": (0, 1)}
+    {
+        "temperature": (0, math.inf),
+        "top_k": (-1, MAX_INTEGER),
+        "top_p": (0, 1),
+        "min_p": (0, 1),
+        "repetition_penalty": (math.ulp(0.0), math.inf),  # anything above 0
+    }
 )
 """The recommended settings that are passed on, and between which numbers they may be."""
 _COMPUTED = "rotary_emb.inv_freq"

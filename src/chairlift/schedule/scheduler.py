@@ -12,7 +12,7 @@ from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, NoPrefixIndex, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
-from chairlift.core.types import Draw, Finish, Output, Plan, Request, Result, Sequence, Snapshot, Work
+from chairlift.core.types import Draw, Finish, Logprobs, Output, Plan, Request, Result, Sequence, Snapshot, Work
 from chairlift.schedule import door, stopping
 from chairlift.schedule.policy import Policy
 
@@ -93,7 +93,8 @@ class Scheduler:
                 continue
             self._enter(sequence, work.start + len(work.tokens))
             if work.draws:
-                self._append(sequence, rows[work.seq_id].tokens[0])
+                row = rows[work.seq_id]
+                self._append(sequence, row.tokens[0], row.logprobs)
 
     def drain(self) -> tuple[Output, ...]:
         """What is to be sent since this was last asked."""
@@ -255,16 +256,18 @@ class Scheduler:
         draws: tuple[Draw, ...] = ()
         if end == len(sequence.tokens):  # the row reaches the last token, so its logits are those of the next one
             request, position = sequence.request, sequence.generated
-            draws = (Draw(0, position, request.sampling, stopping.banned(request.stopping, position)),)
+            banned = stopping.banned(request.stopping, position)
+            # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
+            draws = (Draw(0, position, request.sampling, banned, sequence.tokens, sequence.prompt_len),)
         return Work(sequence.id, start, sequence.tokens[start:end], sequence.blocks[:], draws)
 
-    def _append(self, sequence: Sequence, token: int) -> None:
+    def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)
         ending = stopping.ending(sequence)
         if ending is None:
-            self._outputs.append(Output(sequence.id, (token,), cached=sequence.cached))
+            self._outputs.append(Output(sequence.id, (token,), None, None, sequence.cached, logprobs))
         else:
-            self._finish(sequence, ending[0], ending[1], tokens=(token,))
+            self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
@@ -274,7 +277,13 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _finish(
-        self, sequence: Sequence, finish: Finish, reason: int | str | None = None, *, tokens: tuple[int, ...] = ()
+        self,
+        sequence: Sequence,
+        finish: Finish,
+        reason: int | str | None = None,
+        *,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[Logprobs, ...] = (),
     ) -> None:
         """The one way out: frees everything that the sequence holds, and answers."""
         (self.running if sequence.running else self._queue).remove(sequence)
@@ -284,4 +293,4 @@ class Scheduler:
         del self._sequences[sequence.id]
         self._closed.append(sequence.id)
         self._finished.append(sequence)
-        self._outputs.append(Output(sequence.id, tokens, finish, reason, sequence.cached))
+        self._outputs.append(Output(sequence.id, tokens, finish, reason, sequence.cached, logprobs))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chairlift.core.errors import ChairliftError
-from chairlift.core.types import Request
+from chairlift.core.types import Logprobs, Request
 from chairlift.engine.client import Delta, EngineClient, Stream
 from chairlift.text.answer import Answer, Ending
 from chairlift.text.tokenizer import Tokenizer
@@ -36,11 +36,15 @@ class Choice:
     skip_special_tokens: bool = True
 
 
+Told = tuple[tuple[int, Logprobs], ...]
+
+
 class Piece(NamedTuple):
     """What is new of the choice with this index.
 
     `tokens` counts its answer so far, `cached` its prompt tokens that came out of the cache.
-    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it.
+    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it. `told` has
+    every new token with its log probabilities, if they were asked for, also of tokens whose text is still held back.
     """
 
     choice: int
@@ -49,6 +53,7 @@ class Piece(NamedTuple):
     cached: int
     finish: Ending | None = None
     stop_reason: int | str | None = None
+    told: Told = ()
 
 
 Emit = Callable[[Piece], Awaitable[None]]
@@ -122,9 +127,11 @@ class _Writer:
         if delta.finish == "abort":
             raise Aborted(str(delta.stop_reason or "the request was aborted"))
         self._cached = max(self._cached, delta.cached)
+        before = self._answer.tokens
         part = self._answer.take(delta.tokens, delta.finish, delta.stop_reason)
-        text = self._take_lead() + part.text
-        return Piece(self._choice.index, text, self._answer.tokens, self._cached, part.ending, part.reason)
+        text, count = self._take_lead() + part.text, self._answer.tokens
+        told = tuple(zip(delta.tokens, delta.logprobs, strict=True))[: count - before] if delta.logprobs else ()
+        return Piece(self._choice.index, text, count, self._cached, part.ending, part.reason, told)
 
     def _take_lead(self) -> str:
         lead, self._lead = self._lead, ""

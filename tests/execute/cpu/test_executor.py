@@ -1,18 +1,21 @@
 """The CPU executor against the reference over all switches, and the bits of a row whatever surrounds it."""
 
+from array import array
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from cpu_executors import CPU_BLOCK, EXACT, cpu_executor, in_pieces
+from draws import mask_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_kernels import HOST_ISAS
 from numpy.typing import NDArray
-from tiny_decoders import PLAIN, VARIANTS, ArrayWeights, random_tokens, random_weights, row
+from tiny_decoders import PLAIN, VARIANTS, ArrayWeights, masked, random_tokens, random_weights, row
 
 from chairlift.core.errors import ConfigError
-from chairlift.core.types import Draw, Plan, Sampling
+from chairlift.core.types import Draw, Plan, Row, Sampling
+from chairlift.execute import sampler
 from chairlift.execute.cpu.executor import CpuOptions
 from chairlift.execute.reference import ReferenceExecutor
 from chairlift.models.description import Description, Layer, Rope
@@ -229,6 +232,31 @@ class TestThePort:
             result = executor.collect()
         assert [failed for failed, _ in result.failed] == ["bad"]
         assert [answer.seq_id for answer in result.rows] == ["good"]
+
+    def test_a_row_that_may_draw_nothing_fails_and_the_others_are_answered(self) -> None:
+        work = (masked(row([60], [0], seq_id="bad"), ()), masked(row([1], [1], seq_id="good"), [7]))
+        with cpu_executor(PLAIN, random_weights(PLAIN)) as executor:
+            executor.launch(Plan(0, work))
+            result = executor.collect()
+        assert result.failed == (("bad", sampler.NOTHING_ALLOWED),)
+        assert [(answer.seq_id, answer.tokens) for answer in result.rows] == [("good", (7,))]
+
+    def test_every_row_draws_and_tells_as_if_it_were_alone(self) -> None:
+        history = array("i", random_tokens(30))
+        draws = [
+            Draw(0, 20, Sampling(temperature=0, repetition_penalty=2.0), history=history, prompt_len=10),
+            Draw(0, 3, Sampling(seed=9, top_k=1, logprobs=5)),
+            Draw(0, 5, Sampling(frequency_penalty=1.2, logit_bias=((3, 5.0),), logprobs=0), history=history, prompt_len=9),
+            Draw(0, 0, Sampling(temperature=0), mask=mask_of(range(5, 30), PLAIN.vocab)),
+        ]
+        work = [row([10 + at], [at], seq_id=str(at))._replace(draws=(draw,)) for at, draw in enumerate(draws)]
+        answers: list[Row] = []
+        for threads in (1, 2):
+            with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=threads)) as executor:
+                for plan in (work, work[::-1], *([one] for one in work)):
+                    executor.launch(Plan(0, tuple(plan)))
+                    answers += executor.collect().rows
+        assert len(set(answers)) == len(work)
 
     def test_broken_numbers_left_in_a_block_are_never_read(self) -> None:
         weights = random_weights(PLAIN)

@@ -1,26 +1,30 @@
 """Draws in machine code against `execute.sampler`: the same tokens from the same logits."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from draws import logits_and_draws, mask_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from native_kernels import HOST_ISAS, Bench, kernels
 from numpy.typing import NDArray
 
-from chairlift.core.types import Draw, Sampling
+from chairlift.core.errors import NothingAllowed
+from chairlift.core.types import Draw, Logprobs, Sampling
 from chairlift.execute import sampler
+from chairlift.execute.cpu import arena
 from chairlift.execute.cpu.draws import Draws
+from chairlift.execute.cpu.kernels import sampling as kernel
 from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import round_up
+from chairlift.execute.cpu.words import BROKEN, EXCLUDED
 
-BROKEN = -1
 
-
-def drawn(logits: NDArray[np.float32], rows: Sequence[Sequence[Draw]]) -> list[int]:
-    """Tokens for the draws of rows of logits [rows, vocab]."""
+def computed(logits: NDArray[np.float32], rows: Sequence[Sequence[Draw]]) -> Draws:
+    """The draws of rows of logits [rows, vocab], answered."""
     count, vocab = logits.shape
     width = round_up(vocab, 64)
     padded = aligned(count * width, np.float32).reshape(count, width)
@@ -29,7 +33,12 @@ def drawn(logits: NDArray[np.float32], rows: Sequence[Sequence[Draw]]) -> list[i
     state = {"draws": draws.words, "row_draws": draws.bounds, "answers": draws.answers}
     Bench(kernels(HOST_ISAS[0])).run("sample", "sample", count=count, state=state, logits=padded, stride=width, vocab=vocab)
     assert padded[:, :vocab].tobytes() == logits.tobytes()
-    return draws.answers.tolist()
+    return draws
+
+
+def drawn(logits: NDArray[np.float32], rows: Sequence[Sequence[Draw]]) -> list[int]:
+    """Their tokens."""
+    return computed(logits, rows).answers.tolist()
 
 
 def one(logits: NDArray[np.float32], wanted: Draw) -> int:
@@ -48,6 +57,21 @@ samplings = st.builds(
     min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.99)),
     seed=st.integers(0, (1 << 64) - 1),
 )
+
+
+def expected(logits: NDArray[np.float32], wanted: Draw) -> int:
+    """What the sampler draws."""
+    try:
+        return sampler.draw(logits, wanted)
+    except NothingAllowed:
+        return EXCLUDED
+
+
+def close(told: Logprobs, right: Logprobs) -> None:
+    """Ranks and ids are equal, log probabilities are as near as the sampler says."""
+    assert (told.rank, [token for token, _ in told.top]) == (right.rank, [token for token, _ in right.top])
+    numbers = [[one.chosen, *(logprob for _, logprob in one.top)] for one in (told, right)]
+    np.testing.assert_allclose(*numbers, rtol=1e-12, atol=1e-9)
 
 
 @settings(max_examples=400, deadline=None)
@@ -120,9 +144,74 @@ def test_a_row_that_is_not_finite_is_reported(value: float, place: int) -> None:
     assert answers[2] >= 0
 
 
-def test_everything_banned_is_our_own_mistake() -> None:
-    with pytest.raises(AssertionError):
-        one(random_logits(4), Draw(0, 0, Sampling(), frozenset(range(4))))
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)])
+def test_a_draw_that_may_draw_nothing_is_reported(sampling: Sampling) -> None:
+    banned, masked = Draw(0, 0, sampling, frozenset(range(40))), Draw(0, 0, sampling, mask=mask_of((), 40))
+    answers = drawn(random_logits(40)[None], [[banned, masked, Draw(0, 0, sampling)]])
+    assert answers[:2] == [EXCLUDED, EXCLUDED]
+    assert answers[2] >= 0
+
+
+@settings(max_examples=600, deadline=None)
+@given(logits_and_draws())
+def test_a_draw_that_changes_logits_is_that_of_the_sampler(case: tuple[NDArray[np.float32], Draw]) -> None:
+    logits, wanted = case
+    draws = computed(logits[None], [[wanted]])
+    token = draws.answers[0]
+    assert token == expected(logits, wanted)
+    if token >= 0 and wanted.sampling.logprobs is not None:
+        close(draws.logprobs(0, 1)[0], sampler.logprobs(logits, token, wanted.sampling.logprobs))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_draw_does_not_notice_the_others(data: st.DataObject) -> None:
+    logits, _ = data.draw(logits_and_draws(largest_vocab=40))
+    rows = [[data.draw(logits_and_draws(largest_vocab=40))[1] for _ in range(count)] for count in (2, 0, 3)]
+    rows = [[draw._replace(mask=None) for draw in draws] for draws in rows]
+    draws = computed(np.stack([logits] * 3), rows)
+    together = [draw for row in rows for draw in row]
+    assert draws.answers.tolist() == [expected(logits, draw) for draw in together]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 20])
+def test_logprobs_of_a_large_vocabulary(count: int) -> None:
+    logits = random_logits(20_011)
+    wanted = [Draw(0, position, Sampling(temperature=3.0, logprobs=count)) for position in range(20)]
+    draws = computed(logits[None], [wanted])
+    for token, told in zip(draws.answers, draws.logprobs(0, 20), strict=True):
+        close(told, sampler.logprobs(logits, token, count))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_best_of_sorted_logits(order: int) -> None:
+    logits = np.linspace(-5, 5, 1003, dtype=np.float32)[::order].copy()
+    told = computed(logits[None], [[Draw(0, 0, Sampling(temperature=0, logprobs=20))]]).logprobs(0, 1)[0]
+    best = range(1002, 982, -1) if order == 1 else range(20)
+    assert (told.rank, [token for token, _ in told.top]) == (1, list(best))
+
+
+def test_draws_without_logprobs_have_none_among_those_with() -> None:
+    rows = [[Draw(0, 0, Sampling())], [Draw(0, 0, Sampling(logprobs=2))]]
+    draws = computed(np.stack([random_logits(50)] * 2), rows)
+    assert [len(draws.logprobs(number, 1)) for number in (0, 1)] == [0, 1]
+
+
+def test_penalties_over_a_long_history() -> None:
+    logits = random_logits(5000)
+    history = array("i", np.random.default_rng(3).integers(0, 5000, 8000).tolist())
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.3, temperature=0.8)
+    draws = [Draw(0, position, sampling, history=history, prompt_len=4000) for position in range(0, 4000, 100)]
+    assert drawn(logits[None], [draws]) == [sampler.draw(logits, draw) for draw in draws]
+
+
+def test_a_history_may_grow_after_the_step() -> None:
+    history = array("i", [1, 2, 3])
+    logits, wanted = random_logits(50), Draw(0, 1, Sampling(presence_penalty=1.0), history=history, prompt_len=2)
+    draws = computed(logits[None], [[wanted]])
+    before = sampler.draw(logits, wanted)
+    history.append(before)
+    assert draws.answers.tolist() == [before]
 
 
 def test_every_choice_has_noise_of_its_own() -> None:
@@ -130,3 +219,8 @@ def test_every_choice_has_noise_of_its_own() -> None:
     sampling = Sampling(temperature=3.0)
     draws = [Draw(choice, 0, replace(sampling, seed=seed)) for choice in range(4) for seed in range(5)]
     assert drawn(logits[None], [draws]) == [sampler.draw(logits, draw) for draw in draws]
+
+
+@pytest.mark.parametrize("vocab", [1, 61, 49_152, 262_144])
+def test_a_thread_has_room_for_every_draw(vocab: int) -> None:
+    assert kernel.scratch_bytes(vocab) <= arena.scratch_bytes(vocab)

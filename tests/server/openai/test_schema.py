@@ -51,16 +51,12 @@ def test_any_other_value_is_an_error_that_names_the_field(name: str) -> None:
         ("n", 0),
         ("n", 100_000),
         ("best_of", 100_000),
-        ("logit_bias", {"7": 5}),
-        ("logit_bias", {"cat": -50}),
-        ("logprobs", True),
-        ("top_logprobs", -1),
+        ("length_penalty", 2),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "xml"}),
         ("tools", [{}]),
         ("tool_choice", "required"),
         ("tool_choice", {}),
-        ("presence_penalty", 99),
         ("priority", False),
     ],
 )
@@ -68,13 +64,48 @@ def test_close_to_neutral_is_not_neutral(name: str, value: object) -> None:
     assert refused(**{name: value}).param == name
 
 
-def test_logprobs_zero_asks_for_something_in_completions() -> None:
-    with pytest.raises(ApiError, match="logprobs"):
-        completion(logprobs=0)
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs_of_a_chat(fields: dict[str, Any], wanted: int | None) -> None:
+    assert chat(**fields).best_logprobs == wanted
 
 
-def test_logprobs_false_asks_for_nothing_in_chat() -> None:
-    assert chat(logprobs=False) == chat()
+@pytest.mark.parametrize("wanted", [None, 0, 5, 20])
+def test_logprobs_of_a_completion(wanted: int | None) -> None:
+    assert completion(logprobs=wanted).best_logprobs == wanted
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": False}, {"logprobs": None}])
+def test_top_logprobs_need_logprobs(fields: dict[str, Any]) -> None:
+    error = refused(top_logprobs=3, **fields)
+    assert error.param == "top_logprobs"
+    assert "`logprobs`: true" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *(("logprobs", {"logprobs": value}) for value in (-1, 21, 49_152, True, 1.5, "5")),
+        ("logprobs", {"logprobs": 0, "echo": True}),
+        ("top_logprobs", {"logprobs": 3, "top_logprobs": 3}),
+    ],
+)
+def test_other_logprobs_of_a_completion_are_refused(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**fields)
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_biases_are_pairs_of_ids_and_numbers() -> None:
+    assert chat(logit_bias={"7": 5, "0": -100, "12": 0.5}).logit_bias == ((7, 5.0), (0, -100.0), (12, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +115,18 @@ def test_logprobs_false_asks_for_nothing_in_chat() -> None:
         *(("top_p", value) for value in (-1, 0, 1.5, True, "1")),
         *(("min_p", value) for value in (-0.1, 1.1, "x")),
         *(("top_k", value) for value in (-2, 1.5, True, "5")),
+        *(
+            (name, value)
+            for name in ("presence_penalty", "frequency_penalty")
+            for value in (99, -2.1, True, "1", float("nan"), float("-inf"))
+        ),
+        *(("repetition_penalty", value) for value in (0, -2, True, "1", float("nan"), float("inf"))),
+        *(("logit_bias", value) for value in ([], "x", 1, {"cat": -50}, {"": 1}, {"-1": 1}, {"1.0": 1}, {"07": 1}, {" 7": 1})),
+        *(("logit_bias", {"7": value}) for value in ("high", 1000, -100.5, True, None, [1], float("nan"), 10**400)),
+        ("logit_bias", {"9" * 3000: 1}),
+        ("logit_bias", {str(token): 1 for token in range(2000)}),
+        *(("logprobs", value) for value in (1, 0, "true", [])),
+        *(("top_logprobs", value) for value in (-1, 21, 49_152, True, 1.5, "5")),
         *(("max_tokens", value) for value in (0, -1, 1.5, True, "5")),
         *(("max_completion_tokens", value) for value in (0, -1, 1.5)),
         *(("min_tokens", value) for value in (-1, 0.5)),

@@ -18,8 +18,8 @@ ACTIVATION_BLOCK = 48
 """Bytes of 32 rounded activations with their step and sums (`kernels.gemm`)."""
 HEAD_PAD = 16
 SCRATCH_BYTES = 1 << 18
-SCRATCH_BYTES_A_TOKEN = 16
-"""What a thread keeps for itself: attention in progress, or scores and weights of all ids while it draws."""
+SCRATCH_BYTES_A_TOKEN = 20
+"""What a thread keeps for itself: attention in progress, or logits, scores and weights of all ids while it draws."""
 
 
 def scratch_bytes(vocab: int) -> int:

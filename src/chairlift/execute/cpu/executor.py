@@ -24,9 +24,11 @@ from chairlift.execute.cpu.options import Choice, CpuOptions, check_block_size, 
 from chairlift.execute.cpu.pool import Pool, default_threads, usable_processors
 from chairlift.execute.cpu.program import Program
 from chairlift.execute.cpu.rotation import TurnTable
+from chairlift.execute.cpu.words import BROKEN, EXCLUDED
+from chairlift.execute.sampler import NOTHING_ALLOWED
 from chairlift.models.description import Description, Weights
 
-BROKEN_LOGITS = "the model's logits are not finite numbers"
+FAILURES = {BROKEN: "the model's logits are not finite numbers", EXCLUDED: NOTHING_ALLOWED}
 MAX_HEAD_DIM = 512
 MAX_QUERIES_A_KEY = 32
 
@@ -35,7 +37,8 @@ class CpuExecutor:
     """Computes plans in machine code. `launch` does the work, `collect` hands over what came of it.
 
     The logits of a row are the same, to the last bit, whatever else is in the batch, however its prompt was cut, and on any
-    number of threads. A row whose logits are not finite numbers is reported as failed; the others are not touched by it.
+    number of threads. A row whose logits are not finite numbers, or that may draw nothing, is reported as failed; the others
+    are not touched by it.
     """
 
     def __init__(
@@ -132,17 +135,20 @@ class CpuExecutor:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
         self._compute(plan.work)
-        answers = iter(self._batch.draws.answers.tolist())
+        draws, first = self._batch.draws, 0
+        answers = draws.answers.tolist()
         rows: list[Row] = []
         failed: list[tuple[str, str]] = []
         for work in plan.work:
             if not work.draws or work.pad:
                 continue
-            tokens = tuple(next(answers) for _ in work.draws)
+            count = len(work.draws)
+            tokens = tuple(answers[first : first + count])
             if min(tokens) < 0:
-                failed.append((work.seq_id, BROKEN_LOGITS))
+                failed.append((work.seq_id, FAILURES[min(tokens)]))
             else:
-                rows.append(Row(work.seq_id, tokens))
+                rows.append(Row(work.seq_id, tokens, draws.logprobs(first, count)))
+            first += count
         self._result = Result(plan.step, tuple(rows), tuple(failed), self._clock() - began)
 
     def collect(self) -> Result:

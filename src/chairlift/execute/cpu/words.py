@@ -123,8 +123,39 @@ WORK_ITEM = ("token", "position", "tokens", "table", "first", "segments", "parti
 read. `partial` is -1, or the place of the first of `parts` results that are to be joined: one for each segment of a position.
 """
 
-DRAW = ("row", "temperature", "top_k", "top_p", "min_p", "key", "banned", "banned_count")
-"""One draw: which row of the logits, how, and with what noise. Temperature and the two after top-k are float64 bits."""
+DRAW = (
+    "row",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "key",
+    "changed",
+    "mask",
+    "banned",
+    "banned_count",
+    "biased",
+    "biases",
+    "bias_count",
+    "history",
+    "history_count",
+    "prompt_count",
+    "repetition",
+    "frequency",
+    "presence",
+    "told",
+    "top",
+)
+"""One draw: which row of the logits, how, and with what noise. Probabilities, temperature and penalties are float64 bits.
+
+If `changed` is 0, the logits are drawn from as they are, and what follows up to `presence` is not looked at. `mask`, `banned`,
+`biased` (ids), `biases` (float64) and `history` (32-bit ids, of which the first `prompt_count` are the prompt's) are addresses,
+or 0. `told` is 0 or the address where the log probability of the token, its rank, the ids of the `top` best and their log
+probabilities are wanted, float64 all of them.
+"""
+
+BROKEN, EXCLUDED = -1, -2
+"""Answers that are no tokens: the logits were not finite numbers, or every id was excluded."""
 
 PROBE_STEPS = 8
 PROBE_SLABS = 8

@@ -11,6 +11,7 @@ from chairlift.server.generate import Piece
 from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
 from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model
+from chairlift.server.openai.logprobs import ChatLogprobs
 from chairlift.server.openai.prompts import tokenised_chat
 from chairlift.server.openai.stream import Reply
 from chairlift.server.service import Service
@@ -22,6 +23,9 @@ class ChatForm:
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
+    def __init__(self, logprobs: ChatLogprobs) -> None:
+        self._logprobs = logprobs
+
     def opening(self, index: int) -> dict[str, Any] | None:
         """Sent with the first output of the engine, so that clients see the time to the first token."""
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
@@ -29,17 +33,19 @@ class ChatForm:
     def part(self, piece: Piece) -> dict[str, Any]:
         delta = {"content": piece.text} if piece.text else {}
         choice: dict[str, Any] = {"index": piece.choice, "delta": delta, "finish_reason": piece.finish}
+        if piece.told:
+            choice["logprobs"] = self._logprobs.take(piece.told)
         if piece.finish is not None:
             choice["stop_reason"] = piece.stop_reason
         return choice
 
-    def complete(self, text: str, last: Piece) -> dict[str, Any]:
+    def complete(self, whole: Piece) -> dict[str, Any]:
         return {
-            "index": last.choice,
-            "message": {"role": "assistant", "content": text, "refusal": None, "tool_calls": []},
-            "logprobs": None,
-            "finish_reason": last.finish,
-            "stop_reason": last.stop_reason,
+            "index": whole.choice,
+            "message": {"role": "assistant", "content": whole.text, "refusal": None, "tool_calls": []},
+            "logprobs": self._logprobs.take(whole.told),
+            "finish_reason": whole.finish,
+            "stop_reason": whole.stop_reason,
         }
 
 
@@ -53,7 +59,7 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
     job = make_job(
         service,
         body,
-        ChatForm(),
+        ChatForm(ChatLogprobs(service.tokenizer, skip_special_tokens=body.skips_specials)),
         [Prompt(tokens)],
         id=f"chatcmpl-{body.request_id or request_name(request)}",
         arrival=arrival,

@@ -1,6 +1,7 @@
 """POST /v1/completions: one text for every prompt. Knows the shape of the answer; how it is made and sent is told elsewhere."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from chairlift.server.generate import Piece
 from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
 from chairlift.server.openai.jobs import Prompt, Wanted, make_job, named_model
+from chairlift.server.openai.logprobs import CompletionLogprobs
 from chairlift.server.openai.prompts import tokenised_prompts
 from chairlift.server.openai.stream import Reply
 from chairlift.server.service import Service
@@ -25,20 +27,30 @@ class CompletionForm:
     whole = "text_completion"
     chunk = "text_completion"
 
+    def __init__(self, logprobs: Callable[[], CompletionLogprobs]) -> None:
+        self._make = logprobs
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        """By choice, as offsets go on from chunk to chunk."""
+
     def opening(self, _index: int) -> dict[str, Any] | None:
         return None
 
     def part(self, piece: Piece) -> dict[str, Any]:
-        return self.complete(piece.text, piece)
-
-    def complete(self, text: str, last: Piece) -> dict[str, Any]:
         return {
-            "index": last.choice,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": last.finish,
-            "stop_reason": last.stop_reason,
+            "index": piece.choice,
+            "text": piece.text,
+            "logprobs": self._told(piece) if piece.told else None,
+            "finish_reason": piece.finish,
+            "stop_reason": piece.stop_reason,
         }
+
+    def complete(self, whole: Piece) -> dict[str, Any]:
+        return self.part(whole)
+
+    def _told(self, piece: Piece) -> dict[str, Any] | None:
+        if piece.choice not in self._logprobs:
+            self._logprobs[piece.choice] = self._make()
+        return self._logprobs[piece.choice].take(piece.told)
 
 
 async def completions(service: Service, request: Request) -> ASGIApp:
@@ -51,7 +63,7 @@ async def completions(service: Service, request: Request) -> ASGIApp:
     job = make_job(
         service,
         body,
-        CompletionForm(),
+        CompletionForm(lambda: CompletionLogprobs(service.tokenizer, skip_special_tokens=body.skips_specials)),
         prompts,
         id=f"cmpl-{body.request_id or request_name(request)}",
         arrival=arrival,

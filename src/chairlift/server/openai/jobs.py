@@ -66,7 +66,7 @@ def make_job(
             lead=prompt.echo,
             stops=tuple(body.stop or ()),
             include_stop=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False,
+            skip_special_tokens=body.skips_specials,
         )
         for index, prompt in enumerate(prompts)
     )
@@ -130,5 +130,18 @@ def _stopping(tokenizer: Tokenizer, body: GenerationBody, max_tokens: int) -> St
 
 def _sampling(service: Service, body: GenerationBody) -> Sampling:
     seed = None if body.seed in (None, FRESH_SEED) else body.seed % SEEDS
-    wishes = Wishes(body.temperature, body.top_k, body.top_p, body.min_p, seed)
+    biases = body.logit_bias or ()
+    check_ids(service.tokenizer, [token for token, _ in biases], "logit_bias")
+    wishes = Wishes(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        seed=seed,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=biases,
+        logprobs=body.best_logprobs,
+    )
     return sampling(wishes, service.defaults, Sampling(seed=service.world.seed()))

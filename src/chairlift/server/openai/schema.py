@@ -18,15 +18,21 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
+from chairlift.core.types import MAX_LOGPROBS
 from chairlift.server.errors import bad_request, from_validation
 
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_BIASES = 1024
+MAX_BIAS = 100
+MAX_PENALTY = 2
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TOOL_CALLS = 1024
@@ -39,6 +45,8 @@ MAX_COUNT = 2**63 - 1
 """Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
 SEED_RANGE = (-(2**63), 2**64 - 1)
 
+BIASED_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """What a client may choose as (part of) the id of its request: it comes back in the body and in a header."""
 
@@ -48,11 +56,7 @@ NONE = ()
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # Sampling
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -61,7 +65,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "repetition_detection": ({},),
     "thinking_token_budget": NONE,
     # Probabilities
-    "top_logprobs": (0,),
     "prompt_logprobs": NONE,
     "logprob_token_ids": ([],),
     "return_tokens_as_token_ids": (False,),
@@ -161,6 +164,28 @@ def _tokens(value: Any) -> list[int]:
     return ids
 
 
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and its bias. Checked by hand, so that the first wrong entry ends it."""
+    if not isinstance(value, dict):
+        raise ValueError("should be an object with token ids as keys and numbers as values")
+    entries = cast("dict[str, Any]", value)
+    if len(entries) > MAX_BIASES:
+        raise ValueError(f"may have at most {MAX_BIASES} entries")
+    return tuple((_biased_id(key), _bias(bias)) for key, bias in entries.items())
+
+
+def _biased_id(key: str) -> int:
+    if not BIASED_ID.fullmatch(key):
+        raise ValueError("has a key that is no token id in decimal digits")
+    return int(key)
+
+
+def _bias(bias: Any) -> float:
+    if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+        raise ValueError(f"must have numbers from -{MAX_BIAS} to {MAX_BIAS} as values")
+    return float(bias)
+
+
 def _token_list(value: Any) -> list[int]:
     if not isinstance(value, list):
         raise ValueError("should be a list of token ids")
@@ -209,6 +234,13 @@ STRICT = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 # Lists fail at their first wrong item: a body may hold millions, and nobody reads more than the first problems.
 Stops = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS), AfterValidator(_stops)]
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
+Biases = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(_biases),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}}),
+]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class Function(BaseModel):
@@ -283,6 +315,10 @@ class GenerationBody(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, AfterValidator(_seed)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    logit_bias: Biases | None = None
     stop: Annotated[Stops | None, BeforeValidator(_listed)] = None
     stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
@@ -299,6 +335,15 @@ class GenerationBody(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` is allowed only with `stream`: true")
         return self
+
+    @property
+    def skips_specials(self) -> bool:
+        return self.skip_special_tokens is not False
+
+    @property
+    def best_logprobs(self) -> int | None:
+        """How many best tokens are to be told of with every token; None if nothing is."""
+        return None
 
     @property
     def usage_at_end(self) -> bool:
@@ -319,8 +364,21 @@ class ChatBody(GenerationBody):
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_DOCUMENTS)] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"logprobs": (False,), "echo": (False,)}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"echo": (False,)}
+
+    @field_validator("top_logprobs", mode="after")
+    @classmethod
+    def _with_logprobs(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value and not others.data.get("logprobs"):
+            raise ValueError("is allowed only with `logprobs`: true")
+        return value
+
+    @property
+    def best_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def longest_answer(self) -> int | None:
@@ -332,8 +390,20 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     echo: bool | None = None
+    logprobs: TopLogprobs | None = None
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"logprobs": NONE}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"top_logprobs": (0,)}
+
+    @field_validator("logprobs", mode="after")
+    @classmethod
+    def _without_echo(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value is not None and others.data.get("echo"):
+            raise ValueError("is not supported together with `echo` yet")
+        return value
+
+    @property
+    def best_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class TokenizeBody(BaseModel):

@@ -45,8 +45,8 @@ class Form(Protocol):
         ...
 
     def opening(self, index: int, /) -> dict[str, Any] | None: ...
-    def part(self, piece: Piece) -> dict[str, Any]: ...
-    def complete(self, text: str, last: Piece) -> dict[str, Any]: ...
+    def part(self, piece: Piece, /) -> dict[str, Any]: ...
+    def complete(self, whole: Piece, /) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,11 @@ class Reply:
 
 
 async def _collect(job: Job, run: Run) -> dict[str, Any]:
-    texts: dict[int, list[str]] = {choice.index: [] for choice in job.choices}
-    last: dict[int, Piece] = {}
+    pieces: dict[int, list[Piece]] = {choice.index: [] for choice in job.choices}
     usage = Usage(job)
 
     async def take(piece: Piece) -> None:
-        texts[piece.choice].append(piece.text)
-        last[piece.choice] = piece
+        pieces[piece.choice].append(piece)
         usage.note(piece)
 
     await run.follow(take)
@@ -130,10 +128,15 @@ async def _collect(job: Job, run: Run) -> dict[str, Any]:
         "object": job.form.whole,
         "created": job.created,
         "model": job.model,
-        "choices": [job.form.complete("".join(texts[index]), last[index]) for index in sorted(texts)],
+        "choices": [job.form.complete(_joined(pieces[index])) for index in sorted(pieces)],
         "system_fingerprint": job.fingerprint,
         "usage": usage.value(),
     }
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    text = "".join(piece.text for piece in pieces)
+    return pieces[-1]._replace(text=text, told=tuple(one for piece in pieces for one in piece.told))
 
 
 async def _stream(job: Job, run: Run, events: "_Events", keep_alive_s: float) -> None:
@@ -169,7 +172,7 @@ class _Chunks:
             opening = form.opening(piece.choice)
             if opening is not None:
                 await self._send([opening])
-        if piece.text or piece.finish:
+        if piece.text or piece.finish or piece.told:
             await self._send([form.part(piece)], last=piece.finish is not None)
 
     async def end(self) -> None:

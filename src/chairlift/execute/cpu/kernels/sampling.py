@@ -1,31 +1,43 @@
 """Draws tokens from logits inside the step, by the rules of `execute.sampler`, without sorting the vocabulary.
 
-Knows one row of logits at a time; knows nothing of requests. Top-k and top-p both look for a threshold: the logits are read as
-ordered integers, and a histogram of their upper, middle and lower bits in turn finds the one where the count, or the mass, is
-reached. Of the candidates that have the very threshold the lowest ids are kept.
+Knows one row of logits at a time; knows nothing of requests. A draw that changes logits does so in a copy of the row. Top-k and
+top-p both look for a threshold: the logits are read as ordered integers, and a histogram of their upper, middle and lower bits
+in turn finds the one where the count, or the mass, is reached. Of the candidates that have the very threshold the lowest ids
+are kept.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from chairlift.execute.cpu.kernels import numbers
-from chairlift.execute.cpu.kernels.emit import F32, F64, I1, I32, I64, Function, Module, Value, Variable, vector
+from chairlift.execute.cpu.kernels.emit import F32, F64, I1, I16, I32, I64, Function, Module, Value, Variable, vector
 from chairlift.execute.cpu.kernels.work import Operands, claimed
-from chairlift.execute.cpu.words import DRAW
+from chairlift.execute.cpu.words import BROKEN, DRAW, EXCLUDED
 
 LANES = 16
 _W = vector(I32, LANES)
+_F = vector(F32, LANES)
 _WIDE = 8
-BROKEN = -1
-"""The answer of a row whose logits are not finite numbers."""
+_LARGEST = 3.4028234663852886e38
+"""The largest float32."""
 
 LEVELS = ((21, 11), (10, 11), (0, 10))
 """Where the bits of each histogram begin, and how many they are."""
 BUCKETS = 1 << 11
 
-# Scratch of a thread, in bytes; scores and weights follow, a float64 for every id each.
+# Scratch of a thread, in bytes. Behind it come scores and weights, a float64 for every id each, and the copy of a row. What is
+# counted before there are scores lies in their place, and what is listed after the draw in that of the histogram.
 HISTOGRAM_AT = 0
 FOUND_AT = HISTOGRAM_AT + BUCKETS * 8
 SCORES_AT = FOUND_AT + 64
+TOP_AT = HISTOGRAM_AT + 64
+TOP_IDS_AT = TOP_AT + 256
+_PENALISED = -1
+"""A count of a token that has got its penalty."""
+_MASK_BITS = 32
+_COPY_PAD = _MASK_BITS
+"""Places of the copy behind its end that whole vectors reach."""
 
 _GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NOISE_BITS = 52
@@ -48,25 +60,26 @@ class _Draw:
 
 def add_sample(module: Module) -> str:
     greedy, scored = _greedy(module), _scored(module, _find(module))
+    changed, tell = _changed(module), _tell(module, greedy)
     f = module.function("sample", [I64, I64, I64], public=True)
     op = Operands(f, "sample")
     with claimed(f, op, f.load(I64, op.count)) as row:
-        logits = op.logits + row * (op.stride * 4)
+        raw = op.logits + row * (op.stride * 4)
         bounds = op.state("row_draws") + row * 16
-        broken = _broken(f, logits, op.vocab)
+        broken = _broken(f, raw, op.vocab)
         with f.loop(f.load(I64, bounds), f.load(I64, bounds + 8)) as number:
             at = op.state("draws") + number * (8 * len(DRAW))
             draw = _Draw(f, at)
-            answer = f.var(f.whole(BROKEN))
+            answer, logits = f.var(f.whole(BROKEN)), f.var(raw)
             with f.when(broken.equals(0)):
-                _hide(f, draw, logits)
-                best = f.call(greedy.ir, logits, op.vocab)
-                with f.either(draw.real("temperature").equals(0.0)) as (cold, warm):
-                    with cold:
-                        answer.value = best
-                    with warm:
-                        answer.value = f.call(scored.ir, at, logits, op.vocab, op.scratch, best)
-                _show(f, draw, logits)
+                with f.when(draw.word("changed").differs(0)):
+                    logits.value = f.call(changed.ir, at, raw, op.vocab, op.scratch)
+                best = f.call(greedy.ir, logits.value, op.vocab)
+                answer.value = best
+                with f.when((best >= 0) & draw.real("temperature").differs(0.0)):
+                    answer.value = f.call(scored.ir, at, logits.value, op.vocab, op.scratch, best)
+            with f.when((answer.value >= 0) & draw.word("told").differs(0)):
+                f.call(tell.ir, at, raw, op.vocab, op.scratch, answer.value)
             f.store(answer.value, op.state("answers") + number * 8)
     f.ret()
     return "sample"
@@ -74,7 +87,7 @@ def add_sample(module: Module) -> str:
 
 def scratch_bytes(vocab: int) -> int:
     """What a thread needs to draw from so many ids."""
-    return SCORES_AT + 2 * 8 * (vocab + _WIDE)
+    return SCORES_AT + 2 * 8 * (vocab + _WIDE) + 4 * (vocab + _COPY_PAD)
 
 
 def _broken(f: Function, logits: Value, vocab: Value) -> Value:
@@ -85,23 +98,93 @@ def _broken(f: Function, logits: Value, vocab: Value) -> Value:
     return (f.fold(largest.value, f.unsigned_max) >= 0x7F800000).unsigned_to(I64)
 
 
-def _hide(f: Function, draw: _Draw, logits: Value) -> None:
-    """Banned ids get minus infinity; what stood there is kept behind the list of them."""
-    banned, count = draw.word("banned"), draw.word("banned_count")
-    with f.loop(0, count) as i:
-        at = logits + f.load(I64, banned + i * 8) * 4
-        f.store(f.load(I32, at).to(I64), banned + (count + i) * 8)
-        f.store(f.number(F32, -math.inf), at)
+# ── logits that a draw changes ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show(f: Function, draw: _Draw, logits: Value) -> None:
-    banned, count = draw.word("banned"), draw.word("banned_count")
-    with f.loop(0, count) as i:
-        f.store(f.load(I64, banned + (count + i) * 8).to(I32), logits + f.load(I64, banned + i * 8) * 4)
+def _changed(module: Module) -> Function:
+    """(draw, logits, vocab, scratch): where a copy of the logits stands with biases, penalties and exclusions."""
+    f = module.function("changed", [I64] * 4, I64)
+    at, logits, vocab, scratch = f.arguments
+    draw = _Draw(f, at)
+    copy = scratch + SCORES_AT + (vocab + _WIDE) * 16
+    with f.loop(0, vocab, LANES) as i:
+        f.store(f.load(_F, logits + i * 4), copy + i * 4)
+    _bias(f, draw, copy, vocab)
+    _penalise(f, draw, copy, vocab, scratch + SCORES_AT)
+    _exclude(f, draw, copy, vocab)
+    f.ret(copy)
+    return f
+
+
+def _rounded(f: Function, x: Value) -> Value:
+    """A float64 as a finite float32."""
+    largest, smallest = f.number(F64, _LARGEST), f.number(F64, -_LARGEST)
+    return f.lesser(f.larger(x, smallest), largest).to(F32)
+
+
+def _bias(f: Function, draw: _Draw, logits: Value, vocab: Value) -> None:
+    ids, biases = draw.word("biased"), draw.word("biases")
+    with f.loop(0, draw.word("bias_count")) as i:
+        token = f.load(I64, ids + i * 8)
+        with f.when(token.below(vocab)):
+            at = logits + token * 4
+            f.store(_rounded(f, f.load(F32, at).to(F64) + f.load(F64, biases + i * 8)), at)
+
+
+def _penalise(f: Function, draw: _Draw, logits: Value, vocab: Value, counts: Value) -> None:
+    """Walks the history three times: places of counts are made 0, the output is counted, every id is penalised once."""
+    history, total = draw.word("history"), draw.word("history_count")
+
+    @contextmanager
+    def walk(start: Value | int) -> Iterator[tuple[Value, Value]]:
+        with f.loop(start, total) as i:
+            token = f.load(I32, history + i * 4).to(I64)
+            with f.when(token.below(vocab)):
+                yield token, counts + token * 4
+
+    with walk(0) as (_, count):
+        f.store(f.number(I32, 0), count)
+    with walk(draw.word("prompt_count")) as (_, count):
+        f.store(f.load(I32, count) + 1, count)
+    with walk(0) as (token, count):
+        times = f.load(I32, count)
+        with f.when(times >= 0):
+            f.store(f.number(I32, _PENALISED), count)
+            at = logits + token * 4
+            f.store(_rounded(f, _penalised(f, draw, f.load(F32, at).to(F64), times)), at)
+
+
+def _penalised(f: Function, draw: _Draw, logit: Value, times: Value) -> Value:
+    repetition = draw.real("repetition")
+    value = f.select(logit > 0.0, logit / repetition, logit * repetition)
+    value = value - draw.real("frequency") * times.to(F64)
+    return value - f.select(times > 0, draw.real("presence"), f.number(F64, 0.0))
+
+
+def _exclude(f: Function, draw: _Draw, logits: Value, vocab: Value) -> None:
+    banned, mask = draw.word("banned"), draw.word("mask")
+    with f.loop(0, draw.word("banned_count")) as i:
+        token = f.load(I64, banned + i * 8)
+        with f.when(token.below(vocab)):
+            f.store(f.number(F32, -math.inf), logits + token * 4)
+    lanes = f.numbers(_W, range(LANES))
+    with f.when(mask.differs(0)), f.loop(0, vocab, _MASK_BITS) as i:
+        word = f.load(I32, mask + i // 8)
+        with f.when(word.differs(-1)):
+            for half in range(_MASK_BITS // LANES):
+                allowed = (word.splat(LANES).unsigned_shift(lanes + LANES * half) & 1).differs(0)
+                at = logits + (i + LANES * half) * 4
+                f.store(f.select(allowed, f.load(_F, at), f.number(_F, -math.inf)), at)
+
+
+# ── the rules of drawing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _greedy(module: Module) -> Function:
-    """(logits, vocab): the id of the largest logit, the lowest among equals: the largest first, in vectors, then its place."""
+    """(logits, vocab): the id of the largest logit, the lowest among equals: the largest first, in vectors, then its place.
+
+    EXCLUDED if there is nothing but minus infinity.
+    """
     f = module.function("greedy", [I64, I64], I64)
     logits, vocab = f.arguments
     largest = f.var(f.number(vector(F32, LANES), -math.inf))
@@ -112,6 +195,8 @@ def _greedy(module: Module) -> Function:
     with f.loop(even, vocab) as i:
         best.value = f.larger(f.load(F32, logits + i * 4), best.value)
     place = f.var(f.whole(0))
+    with f.when(best.value.equals(-math.inf)):
+        f.ret(f.whole(EXCLUDED))
     with f.repeat(lambda: f.load(F32, logits + place.value * 4).differs(best.value)):
         place.value = place.value + 1
     f.ret(place.value)
@@ -286,3 +371,99 @@ def _gumbel(f: Function, noise: Value) -> Value:
     uniform = (noise.to(F64) + 0.5) * 2.0**-_NOISE_BITS
     inner = f.intrinsic("log", F64, uniform)
     return -f.intrinsic("log", F64, -inner)
+
+
+# ── what is told of a token ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tell(module: Module, greedy: Function) -> Function:
+    """(draw, raw logits, vocab, scratch, token): writes what is to be told of the token and of the best ones (`words.DRAW`)."""
+    f = module.function("tell", [I64] * 5)
+    at, logits, vocab, scratch, token = f.arguments
+    draw = _Draw(f, at)
+    out, top = draw.word("told"), draw.word("top")
+    largest = f.load(F32, logits + f.call(greedy.ir, logits, vocab) * 4).to(F64)
+    total = f.intrinsic("log", F64, _mass(f, logits, vocab, largest))
+
+    def tell(logit: Value, place: Value) -> None:
+        f.store((logit.to(F64) - largest) - total, out + place * 8)
+
+    chosen = f.load(F32, logits + token * 4)
+    tell(chosen, f.whole(0))
+    f.store((_better(f, logits, token, vocab, chosen) + 1).to(F64), out + 8)
+    with f.when(top > 0):
+        _list_top(f, logits, vocab, scratch, top)
+        with f.loop(0, top) as i:
+            f.store(f.load(I64, scratch + TOP_IDS_AT + i * 8).to(F64), out + (i + 2) * 8)
+            tell(f.load(F32, scratch + TOP_AT + i * 4), top + i + 2)
+    f.ret()
+    return f
+
+
+def _mass(f: Function, logits: Value, vocab: Value, largest: Value) -> Value:
+    """The sum of exp(logit - largest), in 8 partial sums that are folded by halves, and what is left over one by one."""
+    sums = f.var(f.number(vector(F64, _WIDE), 0.0))
+    even = vocab - vocab % _WIDE
+    with f.loop(0, even, _WIDE) as i:
+        exact = f.load(vector(F32, _WIDE), logits + i * 4).to(F64)
+        sums.value = sums.value + numbers.exp64(f, exact - largest.splat(_WIDE))
+    total = f.var(f.fold(sums.value, lambda a, b: a + b))
+    with f.loop(even, vocab) as i:
+        total.value = total.value + numbers.exp64(f, f.load(F32, logits + i * 4).to(F64) - largest)
+    return total.value
+
+
+def _better(f: Function, logits: Value, token: Value, vocab: Value, chosen: Value) -> Value:
+    """How many ids have a larger logit than this one, or the same and are lower."""
+    count = f.var(f.whole(0))
+    for start, stop, ties in ((f.whole(0), token, True), (token + 1, vocab, False)):
+        even = stop - (stop - start) % LANES
+        counts = f.var(f.number(_W, 0))
+        with f.loop(start, even, LANES) as i:
+            x = f.load(_F, logits + i * 4)
+            bar = chosen.splat(LANES)
+            counts.value = counts.value + (x >= bar if ties else x > bar).unsigned_to(I32)
+        with f.loop(even, stop) as i:
+            x = f.load(F32, logits + i * 4)
+            count.value = count.value + (x >= chosen if ties else x > chosen).unsigned_to(I64)
+        count.value = count.value + f.fold(counts.value, lambda a, b: a + b).to(I64)
+    return count.value
+
+
+def _list_top(f: Function, logits: Value, vocab: Value, scratch: Value, top: Value) -> None:
+    """The `top` largest logits in TOP_AT and their ids in TOP_IDS_AT, in one pass: most vectors have none to be sorted in."""
+    size, bar = f.var(f.whole(0)), f.var(f.number(F32, -math.inf))
+    even = vocab - vocab % LANES
+
+    def sort_in(start: Value, stop: Value) -> None:
+        with f.loop(start, stop) as i:
+            logit = f.load(F32, logits + i * 4)
+            with f.when(logit > bar.value):
+                _insert(f, scratch, f.signed_min(size.value, top - 1), logit, i)
+                size.value = f.signed_min(size.value + 1, top)
+                last = f.load(F32, scratch + TOP_AT + (top - 1) * 4)
+                bar.value = f.select(size.value.equals(top), last, bar.value)
+
+    with f.loop(0, even, LANES) as i:
+        some = (f.load(_F, logits + i * 4) > bar.value.splat(LANES)).bits(I16)
+        with f.when(some.differs(0)):
+            sort_in(i, i + LANES)
+    sort_in(even, vocab)
+
+
+def _insert(f: Function, scratch: Value, free: Value, logit: Value, token: Value) -> None:
+    """Puts an id where it belongs in a sorted list whose place `free` may be overwritten: behind those that are as large."""
+    values, ids = scratch + TOP_AT, scratch + TOP_IDS_AT
+    place = f.var(free)
+
+    def smaller_before() -> Value:
+        # The word before the first place is scratch as well, so it may be read in vain.
+        return (place.value > 0) & (f.load(F32, values + (place.value - 1) * 4) < logit)
+
+    with f.repeat(smaller_before):
+        before = place.value - 1
+        f.store(f.load(F32, values + before * 4), values + place.value * 4)
+        f.store(f.load(I64, ids + before * 8), ids + place.value * 8)
+        place.value = before
+    f.store(logit, values + place.value * 4)
+    f.store(token, ids + place.value * 8)
