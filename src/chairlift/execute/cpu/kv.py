@@ -36,7 +36,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (*self._keys, *self._values))
+        return sum(part.nbytes for part in (*self._keys, *self._values, *self._key_steps, *self._value_steps))
 
     def keys(self, layer: int) -> int:
         return self._keys[layer].ctypes.data

@@ -5,13 +5,13 @@ Knows what is allocated by `loading`, `kv`, `arena`, `pool` and `rotation`; allo
 
 from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
 from chairlift.execute.cpu.batch import MAX_PARTIALS, pad_blocks
+from chairlift.execute.cpu.operations import KV_BYTES
 from chairlift.execute.cpu.options import Choice
 from chairlift.execute.cpu.outline import FLOAT_BYTES, Outline
 from chairlift.execute.cpu.rotation import FIRST_POSITIONS
 from chairlift.execute.footprint import Footprint
 from chairlift.models.description import Description, Weights
 
-ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
 SCALE_BYTES = {"int8": 4}
 """What keys and values of one head take beside their elements: a float32 where they are rounded."""
 
@@ -30,7 +30,7 @@ def footprint(
 
 def kv_bytes(description: Description, kind: str) -> int:
     """Keys and values of one token in all layers."""
-    head = Widths.of(description).head * ELEMENT_BYTES[kind] + SCALE_BYTES.get(kind, 0)
+    head = Widths.of(description).head * KV_BYTES[kind] + SCALE_BYTES.get(kind, 0)
     return 2 * len(description.layers) * description.kv_heads * head
 
 
