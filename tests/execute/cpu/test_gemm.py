@@ -8,13 +8,16 @@ import pytest
 from native_kernels import EMULATED, HOST_ISAS, Bench, kernels
 from numpy.typing import NDArray
 
-from chairlift.execute.cpu.formats import FORMATS, Floats, Format, Quantised
+from chairlift.execute.cpu.formats import FORMATS, OUTLIERS, Floats, Format, Quantised
 from chairlift.execute.cpu.isa import SHAPES, Isa
 from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.packing import Matrix, pack
 
 OUTPUTS, INPUTS, ROWS = 64, 96, 5
+GROUPS = INPUTS // 32
 BLOCK = np.dtype([("x", "i1", 32), ("step", "f4"), ("scaled", "f4"), ("sum", "i4"), ("half", "i4")])
+OUTLIER = np.dtype([("group", "i4"), ("place", "i4"), ("rest", "f4"), ("nothing", "i4")])
+ROW = np.dtype([("blocks", BLOCK, GROUPS), ("outliers", OUTLIER, OUTLIERS)])
 VARIANTS = [(isa, False) for isa in HOST_ISAS] + [(isa, True) for isa in EMULATED]
 _libm = ctypes.CDLL(ctypes.util.find_library("m"))
 _libm.fmaf.restype = ctypes.c_float
@@ -23,9 +26,10 @@ fma = np.vectorize(_libm.fmaf, otypes=[np.float32])
 
 
 def activations(seed: int, *, extreme: bool = False) -> NDArray[np.void]:
-    """Rounded activations [rows, groups] as the kernels read them."""
+    """Rounded activations [rows] as the kernels read them."""
     random = np.random.default_rng(seed)
-    blocks = aligned(ROWS * INPUTS // 32 * BLOCK.itemsize, np.uint8).view(BLOCK).reshape(ROWS, -1)
+    rows = aligned(ROWS * ROW.itemsize, np.uint8).view(ROW)
+    blocks, outliers = rows["blocks"], rows["outliers"]
     blocks["x"] = (
         random.choice([-127, 127], (*blocks.shape, 32)) if extreme else random.integers(-127, 128, (*blocks.shape, 32))
     )
@@ -36,7 +40,11 @@ def activations(seed: int, *, extreme: bool = False) -> NDArray[np.void]:
     blocks["sum"] = blocks["x"].sum(axis=-1, dtype=np.int32)
     blocks["half"] = blocks["x"][..., :16].sum(axis=-1, dtype=np.int32)
     blocks["scaled"] = blocks["step"] * blocks["sum"].astype(np.float32)
-    return blocks
+    outliers["group"] = random.integers(0, GROUPS, outliers.shape)
+    outliers["place"] = random.integers(0, 32, outliers.shape)
+    outliers["rest"] = 100 * random.standard_normal(outliers.shape)
+    outliers["rest"][-1, 1:] = 0  # a row may have fewer
+    return rows
 
 
 def matrix_of(form: Format, seed: int, *, extreme: bool = False) -> Matrix:
@@ -56,9 +64,9 @@ def matrix_of(form: Format, seed: int, *, extreme: bool = False) -> Matrix:
     return Matrix(form, numbers.astype(np.uint8 if form.bits == 4 else np.int8), scales, minima)
 
 
-def expected(matrix: Matrix, blocks: NDArray[np.void]) -> NDArray[np.float32]:
+def expected(matrix: Matrix, rows: NDArray[np.void]) -> NDArray[np.float32]:
     """The formula of `formats`, one rounding after another."""
-    form = matrix.format
+    form, blocks = matrix.format, rows["blocks"]
     assert isinstance(form, Quantised)
     assert matrix.scales is not None
     total = np.zeros((ROWS, OUTPUTS), dtype=np.float32)
@@ -72,7 +80,22 @@ def expected(matrix: Matrix, blocks: NDArray[np.void]) -> NDArray[np.float32]:
             total = fma(scaled, blocks["step"][:, g, None], total)
         if matrix.minima is not None:
             total = fma(matrix.minima[:, g].astype(np.float32), blocks["scaled"][:, g, None], total)
+    for m, row in enumerate(rows["outliers"]):
+        for outlier in row:
+            if outlier["rest"] != 0:
+                k = outlier["group"] * 32 + outlier["place"]
+                total[m] = fma(weights_of(matrix, k), outlier["rest"], total[m])
     return total
+
+
+def weights_of(matrix: Matrix, k: int) -> NDArray[np.float32]:
+    """The weights [outputs] of one input."""
+    form = matrix.format
+    assert isinstance(form, Quantised)
+    assert matrix.scales is not None
+    integers = (matrix.numbers[:, k].astype(np.int32) - form.zero).astype(np.float32)
+    scales = matrix.scales[:, k // form.group].astype(np.float32)
+    return integers * scales if matrix.minima is None else fma(integers, scales, matrix.minima[:, k // 32].astype(np.float32))
 
 
 def product(
@@ -140,9 +163,10 @@ def test_a_row_does_not_depend_on_how_many_there_are(form: Format, rows: int) ->
     assert np.array_equal(together, alone)
 
 
-def test_a_bias_is_added_at_the_end() -> None:
+def test_a_bias_is_added_after_all_groups() -> None:
     matrix, blocks = matrix_of(FORMATS[0], 3), activations(4)
     bias = aligned(OUTPUTS, np.float32)
     bias[:] = np.arange(OUTPUTS)
     isa = HOST_ISAS[0]
+    blocks["outliers"]["rest"] = 0
     assert np.array_equal(product(isa, matrix, blocks, bias=bias), product(isa, matrix, blocks) + bias)

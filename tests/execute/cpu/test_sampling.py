@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from native_kernels import HOST_ISAS, Bench, kernels
 from numpy.typing import NDArray
+from tiny_decoders import PLAIN
 
 from chairlift.core.errors import NothingAllowed
 from chairlift.core.types import Draw, Logprobs, Sampling
@@ -223,4 +224,5 @@ def test_every_choice_has_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("vocab", [1, 61, 49_152, 262_144])
 def test_a_thread_has_room_for_every_draw(vocab: int) -> None:
-    assert kernel.scratch_bytes(vocab) <= arena.scratch_bytes(vocab)
+    description = replace(PLAIN, vocab=vocab)
+    assert kernel.scratch_bytes(vocab) <= arena.scratch_bytes(description, arena.Widths.of(description))

@@ -15,15 +15,19 @@ from chairlift.execute.cpu.words import LINE
 from chairlift.models.description import Description
 
 ACTIVATION_BLOCK = 48
-"""Bytes of 32 rounded activations with their step and sums (`kernels.gemm`)."""
+"""Bytes of 32 rounded activations with their step and sums, or of a row's outliers (`kernels.gemm`)."""
 HEAD_PAD = 16
 SCRATCH_BYTES = 1 << 18
 SCRATCH_BYTES_A_TOKEN = 20
-"""What a thread keeps for itself: attention in progress, or logits, scores and weights of all ids while it draws."""
+SCRATCH_BYTES_AN_ACTIVATION = 5
+"""What a thread keeps for itself: attention in progress, a row that is to be rounded, or logits, scores and weights of all ids
+while it draws.
+"""
 
 
-def scratch_bytes(vocab: int) -> int:
-    return SCRATCH_BYTES + SCRATCH_BYTES_A_TOKEN * vocab
+def scratch_bytes(description: Description, widths: "Widths") -> int:
+    most = max(SCRATCH_BYTES_A_TOKEN * description.vocab, SCRATCH_BYTES_AN_ACTIVATION * widths.widest)
+    return SCRATCH_BYTES + most
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class Widths:
     mlp: int
     up_at: int
     vocab: int
+
+    @property
+    def widest(self) -> int:
+        """The longest row that is an input of a product."""
+        return max(self.hidden, self.mixed, self.mlp)
 
     @classmethod
     def of(cls, description: Description) -> "Widths":
@@ -95,14 +104,14 @@ class Arena:
         description: Description, widths: Widths, *, tokens: int, rows: int, partials: int
     ) -> dict[str, tuple[int, DTypeLike]]:
         head_bytes = description.heads // description.kv_heads * (widths.head + HEAD_PAD) * 4 + LINE
-        widest = max(widths.hidden, widths.mixed, widths.mlp)
+        widest = widths.widest
         return {
             "stream": (tokens * widths.stream, np.float32),
             "qkv": (tokens * widths.qkv, np.float32),
             "mixed": (tokens * widths.mixed, np.float32),
             "wide": (tokens * 2 * widths.up_at, np.float32),
             "out": (tokens * widths.stream, np.float32),
-            "blocks": (tokens * (widest // 32) * ACTIVATION_BLOCK, np.uint8),
+            "blocks": (tokens * (widest // 32 + 1) * ACTIVATION_BLOCK, np.uint8),
             "floats": (tokens * widest, np.float32),
             "partials": (partials * description.kv_heads * head_bytes, np.uint8),
             "logits": (rows * widths.vocab, np.float32),

@@ -96,8 +96,8 @@ class CpuExecutor:
             threads=choice.threads,
             on_tensor=on_tensor,
         ).load()
-        pool = Pool(code, threads=choice.threads, scratch_bytes=scratch_bytes(description.vocab))
         widths = Widths.of(description)
+        pool = Pool(code, threads=choice.threads, scratch_bytes=scratch_bytes(description, widths))
         arena = Arena.of(description, widths, tokens=max_tokens, rows=max_rows, partials=MAX_PARTIALS)
         kv = KVCache(
             layers=len(description.layers),

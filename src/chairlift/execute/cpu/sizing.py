@@ -24,7 +24,7 @@ def footprint(
     token_bytes = kv_bytes(description, choice.kv)
     arena = Arena.bytes_of(description, outline.widths, tokens=max_tokens, rows=max_rows, partials=MAX_PARTIALS)
     pads = pad_blocks(max_tokens, block_size) * block_size * token_bytes
-    scratch = choice.threads * scratch_bytes(description.vocab)
+    scratch = choice.threads * scratch_bytes(description, outline.widths)
     return Footprint(outline.bytes, token_bytes, arena + pads + scratch + _turns(description))
 
 

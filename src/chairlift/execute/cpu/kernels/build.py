@@ -37,8 +37,9 @@ def module_for(target: Target, triple: str) -> Module:
     names += [pointwise.add_embed(module, target, form) for form in FORMATS]
     names += [pointwise.add_rotary(module, target, kv) for kv in KV_KINDS]
     names += attention.add_attention(module, target, KV_KINDS)
-    names += [pointwise.add_activate(module, kind) for kind in pointwise.ACTIVATIONS]
-    names += [pointwise.add_norm(module), pointwise.add_quantise(module), sampling.add_sample(module)]
+    finish = pointwise.add_round_row(module)
+    names += [pointwise.add_activate(module, kind, finish) for kind in pointwise.ACTIVATIONS]
+    names += [pointwise.add_norm(module, finish), pointwise.add_quantise(module, finish), sampling.add_sample(module)]
     names += [probes.add_read(module), probes.add_dot(module, target)]
     assert attention.SCRATCH_BYTES <= SCRATCH_BYTES
     assert sampling.scratch_bytes(0) <= SCRATCH_BYTES

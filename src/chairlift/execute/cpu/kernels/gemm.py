@@ -5,16 +5,20 @@ Knows tiles and the order of sums; where weights come from is the business of pa
 
 from dataclasses import dataclass
 
-from chairlift.execute.cpu.formats import ACTIVATION_GROUP, Floats, Format, Quantised
+from chairlift.execute.cpu.formats import ACTIVATION_GROUP, OUTLIERS, Floats, Format, Quantised
 from chairlift.execute.cpu.isa import Isa, Shape
 from chairlift.execute.cpu.kernels import numbers
-from chairlift.execute.cpu.kernels.dots import Dots, Tile
+from chairlift.execute.cpu.kernels.dots import STEP, Dots, Tile
 from chairlift.execute.cpu.kernels.emit import F32, I32, I64, Function, Module, Value, Variable, vector
 from chairlift.execute.cpu.kernels.work import Operands, claimed
 from chairlift.execute.cpu.words import LINE
 
 BLOCK = 48
 """Bytes of a group of activations: 32 8-bit integers, the step, step * sum, the sum, and the sum of the first half."""
+OUTLIER_BYTES = 16
+"""A row of activations ends with one more block, of outliers: the group, the place in it, what was cut off, and nothing."""
+OUTLIER_PLACE_AT, OUTLIER_REST_AT = 4, 8
+assert OUTLIERS * OUTLIER_BYTES <= BLOCK
 STEP_AT, SCALED_SUM_AT, SUM_AT, HALF_SUM_AT = 32, 36, 40, 44
 
 ROW_BLOCK = 64
@@ -44,6 +48,7 @@ def add_gemm(module: Module, target: Target, form: Format) -> str:
     """The instruction for one format; its name."""
     sizes = range(1, (target.shape.rows if isinstance(form, Quantised) else target.shape.float_rows) + 1)
     tiles = {rows: _tile(module, target, form, rows) for rows in sizes}
+    outliers = _outliers(module, target, form) if isinstance(form, Quantised) else None
     name = f"gemm_{form.name}"
     f = module.function(name, [I64, I64, I64], public=True)
     op = Operands(f, "gemm")
@@ -67,12 +72,16 @@ def add_gemm(module: Module, target: Target, form: Format) -> str:
             for count in range(1, most):
                 with f.when(left.equals(count)):
                     _call(f, tiles[count], op, row.value, ld, weights, column)
+            if outliers is not None:
+                with f.loop(first_row, last_row) as each:
+                    at = op.input + each * ld + op.groups * BLOCK
+                    f.call(outliers.ir, at, weights, op.out + each * (op.stride * 4) + column)
     f.ret()
     return name
 
 
 def _row_bytes(form: Format, groups: Value) -> Value:
-    return groups * (BLOCK if isinstance(form, Quantised) else 4 * UNROLL)
+    return (groups + 1) * BLOCK if isinstance(form, Quantised) else groups * (4 * UNROLL)
 
 
 def _strip_bytes(target: Target, form: Format, groups: Value) -> Value:
@@ -146,6 +155,48 @@ def _groups(
                 scaled_sum = f.load(F32, block + SCALED_SUM_AT).splat(lanes)
                 for j in range(vectors):
                     sums[m][j].value = f.fma(minima[j], scaled_sum, sums[m][j].value)
+
+
+def _outliers(module: Module, target: Target, form: Quantised) -> Function:
+    """Adds what was cut off a row's outliers, times the weights that meet them: (outliers, weights of the strip, out)."""
+    f = module.function(f"outliers_{form.name}", [I64] * 3)
+    outliers, weights, out = f.arguments
+    lanes, vectors = target.shape.lanes, target.shape.vectors
+    kind = vector(F32, lanes)
+    with f.loop(0, OUTLIERS) as number:
+        at = outliers + number * OUTLIER_BYTES
+        rest = f.load(F32, at + OUTLIER_REST_AT)
+        with f.when(rest.equals(0.0) ^ True):
+            group = f.load(I32, at).to(I64)
+            place = f.load(I32, at + OUTLIER_PLACE_AT).to(I64)
+            start = weights + group * form.group_bytes(lanes * vectors)
+            for j in range(vectors):
+                where = out + 4 * lanes * j
+                weight = _weight(f, target, form, start, place, j)
+                f.store(f.fma(weight, rest.splat(lanes), f.load(kind, where)), where)
+    f.ret()
+    return f
+
+
+def _weight(f: Function, target: Target, form: Quantised, group: Value, place: Value, j: int) -> Value:
+    """The weights of a vector of outputs for one input, the `place`-th of a group: float32."""
+    lanes, vectors = target.shape.lanes, target.shape.vectors
+    step, byte = place // STEP, place % STEP
+    row = step // 2 if form.bits == 4 else step
+    words = f.load(vector(I32, lanes), group + (row * vectors + j) * (lanes * STEP))
+    if form.bits == 4:
+        integers = words.unsigned_shift((byte * 8 + step % 2 * 4).to(I32).splat(lanes)) & 15
+    elif target.shape.flip:
+        integers = (words.unsigned_shift((byte * 8).to(I32).splat(lanes)) & 255) - 128
+    else:
+        integers = (words << (byte * -8 + 24).to(I32).splat(lanes)) >> 24
+    plane = lanes * vectors * form.scale_bytes
+    planes = group + (lanes * vectors * ACTIVATION_GROUP * form.bits // 8)
+    scale = _scale(f, target, form, planes + place // form.group * plane, j)
+    number = (integers - form.zero).to(F32)
+    if not form.minimum:
+        return number * scale
+    return f.fma(number, scale, _scale(f, target, form, planes + form.scales * plane, j))
 
 
 def _prefetch(f: Function, address: Value, size: int) -> None:

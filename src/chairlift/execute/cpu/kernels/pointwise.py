@@ -6,12 +6,15 @@ Knows one row at a time. Sums run in 16 partial sums that are folded by halves, 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from chairlift.execute.cpu.formats import ACTIVATION_GROUP, Floats, Format, Quantised
+from chairlift.execute.cpu.formats import ACTIVATION_GROUP, OUTLIERS, Floats, Format, Quantised
 from chairlift.execute.cpu.kernels import numbers
 from chairlift.execute.cpu.kernels.emit import F32, I8, I32, I64, Function, Module, Value, vector
 from chairlift.execute.cpu.kernels.gemm import (
     BLOCK,
     HALF_SUM_AT,
+    OUTLIER_BYTES,
+    OUTLIER_PLACE_AT,
+    OUTLIER_REST_AT,
     SCALED_SUM_AT,
     STEP_AT,
     SUM_AT,
@@ -76,22 +79,93 @@ def _load_pair(f: Function, address: Value) -> list[Value]:
     return [f.load(_F16S, address + 4 * LANES * index) for index in range(2)]
 
 
-def _emit_row(f: Function, parts: Sequence[Value], column: Value, blocks: Value, floats: Value) -> None:
-    """Hands 32 finished activations on, rounded, as they are, or both. An address of 0 is none."""
-    with f.when(blocks.differs(0)):
-        quantise(f, parts, blocks + (column // ACTIVATION_GROUP) * BLOCK)
-    with f.when(floats.differs(0)):
-        for index, part in enumerate(parts):
-            f.store(part, floats + column * 4 + 4 * LANES * index)
+def _store_pair(f: Function, parts: Sequence[Value], address: Value) -> None:
+    for index, part in enumerate(parts):
+        f.store(part, address + 4 * LANES * index)
 
 
-def _outputs(f: Function, op: Operands, row: Value, width: Value) -> tuple[Value, Value]:
-    blocks = op.blocks + row * ((width // ACTIVATION_GROUP) * BLOCK)
-    floats = op.floats + row * (op.floats_stride * 4)
-    return f.select(op.blocks.equals(0), op.blocks, blocks), f.select(op.floats.equals(0), op.floats, floats)
+class _Finished:
+    """Where the activations of a row go: rounded, as they are, or both. Those to be rounded wait in the scratch, as the whole
+    row must be there before its outliers are known.
+    """
+
+    def __init__(self, f: Function, op: Operands, row: Value, width: Value, finish: Function) -> None:
+        self._f, self._op, self._row, self._width, self._finish = f, op, row, width, finish
+        self._waiting = _waiting_row(op.scratch, width)
+
+    def put(self, parts: Sequence[Value], column: Value) -> None:
+        f, op = self._f, self._op
+        with f.when(op.blocks.differs(0)):
+            _store_pair(f, parts, self._waiting + column * 4)
+        with f.when(op.floats.differs(0)):
+            _store_pair(f, parts, op.floats + self._row * (op.floats_stride * 4) + column * 4)
+
+    def end(self) -> None:
+        f, op = self._f, self._op
+        with f.when(op.blocks.differs(0)):
+            blocks = op.blocks + self._row * _blocks_bytes(self._width)
+            f.call(self._finish.ir, op.scratch, self._width, blocks)
 
 
-def add_norm(module: Module) -> str:
+def _blocks_bytes(width: Value) -> Value:
+    return (width // ACTIVATION_GROUP + 1) * BLOCK
+
+
+# A row that is to be rounded: for every group what an outlier less would gain, the largest magnitude but one, then the row.
+
+
+def _waiting_row(scratch: Value, width: Value) -> Value:
+    return scratch + width // ACTIVATION_GROUP * 8
+
+
+def add_round_row(module: Module) -> Function:
+    """(scratch, width, blocks): rounds the row that waits in the scratch, its outliers cut down (`formats`)."""
+    f = module.function("round_row", [I64, I64, I64])
+    scratch, width, blocks = f.arguments
+    groups, row = width // ACTIVATION_GROUP, _waiting_row(scratch, width)
+    with f.loop(0, groups) as g:
+        sizes = [part.bits(_I16S) & 0x7FFFFFFF for part in _load_pair(f, row + g * (4 * ACTIVATION_GROUP))]
+        largest = f.fold(f.unsigned_max(*sizes), f.unsigned_max)
+        others = [f.select(size.equals(largest.splat(LANES)), f.number(_I16S, 0), size) for size in sizes]
+        first, second = (x.bits(F32) for x in (largest, f.fold(f.unsigned_max(*others), f.unsigned_max)))
+        f.store(first * first - second * second, scratch + g * 4)
+        f.store(second, scratch + (groups + g) * 4)
+    for number in range(OUTLIERS):
+        _cut_one(f, scratch, groups, row, blocks + groups * BLOCK + number * OUTLIER_BYTES)
+    with f.loop(0, groups) as g:
+        quantise(f, _load_pair(f, row + g * (4 * ACTIVATION_GROUP)), blocks + g * BLOCK)
+    f.ret()
+    return f
+
+
+def _cut_one(f: Function, scratch: Value, groups: Value, row: Value, record: Value) -> None:
+    """Cuts down the largest activation of the group that gains most, the first of equal ones, and notes what was cut off."""
+    best, group = f.var(f.number(F32, 0.0)), f.var(f.whole(0))
+    with f.loop(0, groups) as g:
+        gain = f.load(F32, scratch + g * 4)
+        with f.when(gain > best.value):
+            best.value = gain
+            group.value = g
+    f.store(f.number(F32, 0.0), record + OUTLIER_REST_AT)
+    with f.when(best.value > 0.0):
+        start = row + group.value * (4 * ACTIVATION_GROUP)
+        size, place = f.var(f.number(I32, -1)), f.var(f.whole(0))
+        with f.loop(0, ACTIVATION_GROUP) as k:
+            here = f.load(I32, start + k * 4) & 0x7FFFFFFF
+            with f.when(here > size.value):
+                size.value = here
+                place.value = k
+        at = start + place.value * 4
+        value, second = f.load(F32, at), f.load(F32, scratch + (groups + group.value) * 4)
+        rest = f.select(value < 0.0, -second, second)
+        f.store(rest, at)
+        f.store(value - rest, record + OUTLIER_REST_AT)
+        f.store(group.value.to(I32), record)
+        f.store(place.value.to(I32), record + OUTLIER_PLACE_AT)
+        f.store(f.number(F32, 0.0), scratch + group.value * 4)
+
+
+def add_norm(module: Module, finish: Function) -> str:
     """x += add, or its norm if `add_norm` is given; then the norm of x, rounded.
 
     `select` is where the address of a list of rows stands, or 0 for all rows.
@@ -106,11 +180,12 @@ def add_norm(module: Module) -> str:
         with f.when(op.add.differs(0)):
             _add(f, op, x, op.add + source.value * (op.add_stride * 4))
         scale = _inverse_root(f, op, x).splat(LANES)
-        blocks, floats = _outputs(f, op, row, op.padded)
+        finished = _Finished(f, op, row, op.padded, finish)
         with _pairs(f, op.padded) as column:
             weights = _load_pair(f, op.weight + column * 4)
             parts = [part * scale * weight for part, weight in zip(_load_pair(f, x + column * 4), weights, strict=True)]
-            _emit_row(f, parts, column, blocks, floats)
+            finished.put(parts, column)
+        finished.end()
     f.ret()
     return "norm"
 
@@ -150,15 +225,16 @@ def _root(f: Function, squares: Value, width: Value, epsilon: Value) -> Value:
     return 1.0 / f.sqrt(squares / width.to(F32) + _real(epsilon))
 
 
-def add_quantise(module: Module) -> str:
+def add_quantise(module: Module, finish: Function) -> str:
     """Rounds rows of float32 to 8 bits."""
     f = module.function("quantise", [I64, I64, I64], public=True)
     op = Operands(f, "quantise")
     with claimed(f, op, f.load(I64, op.count)) as row:
         x = op.input + row * (op.stride * 4)
-        blocks = op.blocks + row * ((op.width // ACTIVATION_GROUP) * BLOCK)
+        waiting = _waiting_row(op.scratch, op.width)
         with _pairs(f, op.width) as column:
-            quantise(f, _load_pair(f, x + column * 4), blocks + (column // ACTIVATION_GROUP) * BLOCK)
+            _store_pair(f, _load_pair(f, x + column * 4), waiting + column * 4)
+        f.call(finish.ir, op.scratch, op.width, op.blocks + row * _blocks_bytes(op.width))
     f.ret()
     return "quantise"
 
@@ -170,18 +246,18 @@ ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
 }
 
 
-def add_activate(module: Module, kind: str) -> str:
+def add_activate(module: Module, kind: str, finish: Function) -> str:
     """activation(gate) * up, rounded."""
     name = f"activate_{kind}"
     f = module.function(name, [I64, I64, I64], public=True)
     op = Operands(f, "activate")
     with claimed(f, op, f.load(I64, op.count)) as row:
         gate, up = (start + row * (op.stride * 4) for start in (op.gate, op.up))
-        blocks, floats = _outputs(f, op, row, op.width)
+        finished = _Finished(f, op, row, op.width, finish)
         with _pairs(f, op.width) as column:
             gates, ups = _load_pair(f, gate + column * 4), _load_pair(f, up + column * 4)
-            parts = [ACTIVATIONS[kind](f, a) * b for a, b in zip(gates, ups, strict=True)]
-            _emit_row(f, parts, column, blocks, floats)
+            finished.put([ACTIVATIONS[kind](f, a) * b for a, b in zip(gates, ups, strict=True)], column)
+        finished.end()
     f.ret()
     return name
 
