@@ -32,7 +32,10 @@ def scratch_bytes(description: Description, widths: "Widths") -> int:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Row lengths in elements. Inputs of products are padded to 32, outputs to `ROW_PAD`, heads to 16."""
+    """Row lengths in elements. Inputs of products are padded to 32, outputs to `ROW_PAD`, heads to 16.
+
+    `wide` and `logits` are how far rows lie apart that are longer than a page.
+    """
 
     hidden: int
     stream: int
@@ -44,7 +47,8 @@ class Widths:
     mixed: int
     mlp: int
     up_at: int
-    vocab: int
+    wide: int
+    logits: int
 
     @property
     def widest(self) -> int:
@@ -67,8 +71,14 @@ class Widths:
             mixed=round_up(description.heads * head, 32),
             mlp=round_up(description.mlp, 32),
             up_at=round_up(description.mlp, ROW_PAD),
-            vocab=round_up(description.vocab, ROW_PAD),
+            wide=_apart(2 * round_up(description.mlp, ROW_PAD)),
+            logits=_apart(round_up(description.vocab, ROW_PAD)),
         )
+
+
+def _apart(width: int) -> int:
+    """A line more than a multiple of 1 KiB: rows that far apart share few sets of a cache, and push each other out."""
+    return width + LINE // 4 if width % 256 == 0 else width
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,7 @@ class Arena:
         """`partials` are the segments of attention that can wait to be joined."""
         sizes = cls._sizes(description, widths, tokens=tokens, rows=rows, partials=partials)
         buffers = {name: aligned(count, dtype) for name, (count, dtype) in sizes.items()}
-        buffers["logits"] = buffers["logits"].reshape(rows, widths.vocab)
+        buffers["logits"] = buffers["logits"].reshape(rows, widths.logits)
         return cls(**buffers)
 
     @classmethod
@@ -109,10 +119,10 @@ class Arena:
             "stream": (tokens * widths.stream, np.float32),
             "qkv": (tokens * widths.qkv, np.float32),
             "mixed": (tokens * widths.mixed, np.float32),
-            "wide": (tokens * 2 * widths.up_at, np.float32),
+            "wide": (tokens * widths.wide, np.float32),
             "out": (tokens * widths.stream, np.float32),
             "blocks": (tokens * (widest // 32 + 1) * ACTIVATION_BLOCK, np.uint8),
             "floats": (tokens * widest, np.float32),
             "partials": (partials * description.kv_heads * head_bytes, np.uint8),
-            "logits": (rows * widths.vocab, np.float32),
+            "logits": (rows * widths.logits, np.float32),
         }

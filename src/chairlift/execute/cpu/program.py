@@ -104,8 +104,10 @@ class Program:
             self._layer(index, layer, weights.layers[index], before)
             before = weights.layers[index].vectors.get("post_mlp_norm")
         self._norm(weights.norm, weights.head, add=bool(description.layers), add_norm=before, last=True)
-        self._multiply(weights.head, _address(arena.logits), self._widths.vocab, self._widths.hidden, count="drawing")
-        self._emit("sample", count="drawing", logits=_address(arena.logits), stride=self._widths.vocab, vocab=description.vocab)
+        self._multiply(weights.head, _address(arena.logits), self._widths.logits, self._widths.hidden, count="drawing")
+        self._emit(
+            "sample", count="drawing", logits=_address(arena.logits), stride=self._widths.logits, vocab=description.vocab
+        )
 
     def _layer(self, index: int, layer: Layer, weights: LayerWeights, before: NDArray[Any] | None) -> None:
         arena, widths, vectors = self._arena, self._widths, weights.vectors
@@ -123,14 +125,14 @@ class Program:
             )
         self._multiply(weights.o, _address(arena.out), widths.stream, widths.mixed, floats=_address(arena.mixed))
         self._norm(vectors["mlp_norm"], weights.gate_up, add=True, add_norm=vectors.get("post_attn_norm"))
-        self._multiply(weights.gate_up, _address(arena.wide), 2 * widths.up_at, widths.hidden)
+        self._multiply(weights.gate_up, _address(arena.wide), widths.wide, widths.hidden)
         floats = _all_floats(weights.down)
         self._emit(
             "activate",
             self._description.activation,
             gate=_address(arena.wide),
             up=_address(arena.wide) + 4 * widths.up_at,
-            stride=2 * widths.up_at,
+            stride=widths.wide,
             width=widths.mlp,
             blocks=0 if floats else _address(arena.blocks),
             floats=_address(arena.floats) if floats else 0,

@@ -41,9 +41,10 @@ SCRATCH_BYTES = PLACES_AT + 2 * (CHUNK // LANES) * 8
 
 
 class _Item:
-    """A claimed piece of work, and where its operands are."""
+    """A piece of work, numbered over all heads, and where its operands are."""
 
-    def __init__(self, f: Function, op: Operands, address: Value, head: Value) -> None:
+    def __init__(self, f: Function, op: Operands, number: Value) -> None:
+        address, head = op.state("work") + (number // op.kv_heads) * (8 * len(WORK_ITEM)), number % op.kv_heads
         for name in WORK_ITEM:
             setattr(self, name, f.load(I64, address + 8 * WORK_ITEM.index(name)))
         self.head = head
@@ -73,14 +74,16 @@ def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Func
     name = f"attend_{kv}"
     f = module.function(name, [I64, I64, I64], public=True)
     op = Operands(f, "attend")
-    with claimed(f, op, f.load(I64, op.count) * op.kv_heads) as number:
-        work = op.state("work") + (number // op.kv_heads) * (8 * len(WORK_ITEM))
-        item = _Item(f, op, work, number % op.kv_heads)
+    items = f.load(I64, op.count) * op.kv_heads
+    with claimed(f, op, items) as number:
+        item = _Item(f, op, number)
+        # Most likely this thread's next one: its first keys are asked for at the end of this one.
+        coming = _Item(f, op, f.signed_min(number + op.state("threads"), items - 1))
         _find_queries(f, op, item)
         _clear_totals(f, op, item)
         first = f.signed_max(item.first, _lowest(f, op, item) // SEGMENT)
         with f.loop(first, item.first + item.segments) as segment:
-            _segment(f, op, item, segment, scores, mix, weigh, rescale)
+            _segment(f, op, item, coming, segment, scores, mix, weigh, rescale)
             with f.loop(0, item.rows) as row:
                 largest, weights, mixed = _parts(op.scratch, row)
                 f.store(f.fold(f.load(_V, weights), lambda a, b: a + b), weights)
@@ -161,6 +164,7 @@ def _segment(
     f: Function,
     op: Operands,
     item: _Item,
+    coming: _Item,
     segment: Value,
     scores: dict[int, Function],
     mix: dict[int, Function],
@@ -178,7 +182,12 @@ def _segment(
     with f.loop((lowest // CHUNK) * CHUNK, end, CHUNK) as chunk:
         count = f.signed_min(end - chunk, f.whole(CHUNK))
         places = (count + (LANES - 1)) // LANES
-        _find_places(f, op, item, chunk)
+        _find_places(f, op, item, chunk, 0)
+        with f.either(chunk + CHUNK <= item.last) as (more, done):
+            with more:
+                _find_places(f, op, item, chunk + CHUNK, 1)
+            with done:
+                _find_places(f, op, coming, _first_chunk(f, op, coming), 1)
         _by_rows(f, op, item, scores, places)
         with f.loop(0, item.rows) as row:
             here = item.position + row // op.queries_a_key
@@ -196,16 +205,22 @@ def _lowest(f: Function, op: Operands, item: _Item) -> Value:
     return f.signed_max(behind, f.whole(0))
 
 
-def _find_places(f: Function, op: Operands, item: _Item, chunk: Value) -> None:
-    """Where the 16 positions of each place of this chunk and the next lie in the cache, counted in places of one head.
+def _first_chunk(f: Function, op: Operands, item: _Item) -> Value:
+    lowest = f.signed_max(_lowest(f, op, item), item.first * SEGMENT)
+    return (lowest // CHUNK) * CHUNK
 
-    What lies behind the last position is a second name of it: nothing there is used, but it is asked for ahead of time.
+
+def _find_places(f: Function, op: Operands, item: _Item, chunk: Value, half: int) -> None:
+    """Where the 16 positions of each place of a chunk lie in the cache, counted in places of one head.
+
+    The first half of the list is the chunk that is computed, the second the one whose keys are asked for meanwhile. What lies
+    behind the last position is a second name of it: nothing there is used.
     """
-    with f.loop(0, 2 * (CHUNK // LANES)) as place:
+    with f.loop(0, CHUNK // LANES) as place:
         position = f.signed_min(chunk + place * LANES, item.last)
         block = f.load(I32, item.block_table + (position // op.block_size) * 4).to(I64)
         sub = block * (op.block_size // LANES) + (position % op.block_size) // LANES
-        f.store(sub * op.kv_heads + item.head, op.scratch + PLACES_AT + place * 8)
+        f.store(sub * op.kv_heads + item.head, op.scratch + PLACES_AT + half * (CHUNK // LANES * 8) + place * 8)
 
 
 def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function], extent: Value) -> None:
