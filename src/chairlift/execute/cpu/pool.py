@@ -35,6 +35,7 @@ class Pool:
         self._sync = aligned(words.SYNC_BYTES, np.uint8)
         self._scratch = [aligned(scratch_bytes, np.uint8) for _ in range(threads)]
         self._waits = aligned(threads * words.LINE // words.WORD, np.int64)
+        self._waited = memoryview(self._waits.data)[:: words.LINE // words.WORD]
         self._entries = native.entries()
         self._native = native
         self._owner = os.getpid()
@@ -58,13 +59,9 @@ class Pool:
         self.state.set(threads=governor.threads)
         began = self._clock()
         self._run(self.state.address, self._scratch[0].ctypes.data)
-        governor.observe(self._clock() - began, self._waited(governor.threads))
-
-    def _waited(self, threads: int) -> float:
-        """The share of the last step that the thread which waited most spent waiting; 0 where there is no counter of time."""
-        spent = self.state.get("spent")
-        waits = self._waits[: threads * words.LINE // words.WORD : words.LINE // words.WORD]
-        return int(waits.max()) / spent if spent > 0 else 0.0
+        spent = self.state.get("spent")  # 0 where the processor has no counter of time
+        longest = max(self._waited[: governor.threads])
+        governor.observe(self._clock() - began, longest / spent if spent > 0 else 0.0)
 
     def close(self) -> None:
         if not self._workers or os.getpid() != self._owner:
