@@ -5,6 +5,7 @@ import json
 import logging
 import shlex
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from chairlift.server.service import Service, World, prompt_bytes
 from chairlift.server.settings import Settings
 
 QUESTION = "What is the capital of France?"
+SWITCH_S = 0.0005
+"""Longest that one thread keeps Python's lock while another wants it: the engine's waits for it after every step, and the default
+of 5 ms is as long as a step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ def run(asked: Asked) -> int:
     template = None if asked.chat_template is None else compose.read_template(asked.chat_template)
     console = user_console()
     _log_to_stderr()
+    sys.setswitchinterval(SWITCH_S)
     with server.bind(asked.host, asked.port) as listener:
         address = _address(asked.host, listener)
         _say(console, f"{address} is ours; loading {asked.model} (until then requests get 503)")
