@@ -52,14 +52,29 @@ def test_shares_are_positive_needed_and_within_the_budget(counts: list[int], bud
         )
 
 
+def answering(number: int) -> Sequence:
+    """Its prompt is computed, and so is all of its answer but the last token."""
+    sequence = Sequence(request(str(number), range(3)), number)
+    sequence.tokens.append(7)
+    sequence.computed = 3
+    return sequence
+
+
 class TestPrefillFirst:
     SPLIT = PrefillFirst(Chunked(floor=4))
 
     def test_next_tokens_wait_for_prompts(self):
-        assert {s.id: n for s, n in self.SPLIT.share(missing(1, 100, 1), 10, behind=False)} == {"1": 10}
+        running = [answering(0), *missing(100), answering(2)]
+        assert [n for _, n in self.SPLIT.share(running, 10, behind=False)] == [10]
 
     def test_next_tokens_wait_for_those_who_get_on_in_this_step(self):
-        assert self.SPLIT.share(missing(1, 1), 10, behind=True) == []
+        assert self.SPLIT.share([answering(0), answering(1)], 10, behind=True) == []
 
     def test_without_prompts_everybody_goes_on(self):
-        assert {s.id: n for s, n in self.SPLIT.share(missing(1, 1), 10, behind=False)} == {"0": 1, "1": 1}
+        shared = self.SPLIT.share([answering(0), answering(1)], 10, behind=False)
+        assert {s.id: n for s, n in shared} == {"0": 1, "1": 1}
+
+    def test_the_last_token_of_a_prompt_is_a_prompt(self):
+        rest = missing(100)[0]
+        rest.computed = 99
+        assert [(s.id, n) for s, n in self.SPLIT.share([answering(1), rest], 10, behind=False)] == [("0", 1)]

@@ -25,8 +25,8 @@ from chairlift.server.settings import Settings
 
 QUESTION = "What is the capital of France?"
 SWITCH_S = 0.0005
-"""Longest that one thread keeps Python's lock while another wants it: the engine's waits for it after every step, and the default
-of 5 ms is as long as a step.
+"""Longest that a thread keeps Python's lock while another wants it. The engine wants it after every step, and the usual
+5 ms are as long as a step.
 """
 
 

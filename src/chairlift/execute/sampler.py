@@ -9,13 +9,13 @@
 4. At temperature 0 the largest logit wins, the lowest id among equals.
 5. Scores are `(logit - largest logit) / temperature` in float64. The largest is 0, so no temperature overflows: a tiny one
    sends all others to minus infinity, where they are no candidates any more, and the draw is greedy.
-6. top-k keeps the k best scores.
-7. top-p keeps the smallest number of best scores whose probabilities sum to at least top-p, of what top-k left; at least one.
+6. top-k keeps the k largest logits.
+7. top-p keeps the fewest largest logits whose probabilities sum to at least top-p, of what top-k left; at least one.
 8. min-p keeps what is at least min-p times as probable as the best.
 9. Of the rest, the largest `score + Gumbel noise` wins; the noise is keyed by seed, choice, position and id (`noise`).
 
-Wherever scores are equal, the lower id is the better one. Ids outside the vocabulary bias, penalise and ban nothing. The mask
-and rules 1 to 3 come in the order of vLLM's sampler; that exclusion comes last of them here gives the same logits.
+Wherever logits or sums are equal, the lower id is the better one. Ids outside the vocabulary bias, penalise and ban nothing.
+The mask and rules 1 to 3 come in the order of vLLM's sampler; that exclusion comes last of them here gives the same logits.
 
 Log probabilities are those of the raw logits: `(logit - largest) - log(sum of exp(logit - largest))` in float64. The order of
 the sum is the executor's own, so two executors agree within 1e-9; on ranks and ids, which are compared as logits, they agree
@@ -42,15 +42,15 @@ def draw(logits: NDArray[np.float32], wanted: Draw) -> int:
     logits = _excluding(_penalised(_biased(logits, wanted), wanted), wanted)
     if sampling.temperature == 0:
         return int(np.argmax(logits))
-    ids, scores = _candidates(logits, sampling.temperature)
+    scores = _scores(logits, sampling.temperature)
+    ids = np.flatnonzero(scores > -np.inf)
     if 0 < sampling.top_k < len(ids):
-        ids, scores = _best(ids, scores, sampling.top_k)
+        ids = _best(logits, ids, sampling.top_k)
     if sampling.top_p < 1:
-        ids, scores = _nucleus(ids, scores, sampling.top_p)
+        ids = _nucleus(logits, scores, ids, sampling.top_p)
     if sampling.min_p > 0:
-        likely = np.exp(scores) >= sampling.min_p
-        ids, scores = ids[likely], scores[likely]
-    noisy = scores + noise.gumbel(noise.key(sampling.seed, wanted.choice, wanted.position), ids)
+        ids = ids[np.exp(scores[ids]) >= sampling.min_p]
+    noisy = scores[ids] + noise.gumbel(noise.key(sampling.seed, wanted.choice, wanted.position), ids)
     return int(ids[np.argmax(noisy)])
 
 
@@ -116,34 +116,34 @@ def _allowed(words: NDArray[np.uint32], vocab: int) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype("<u4").view(np.uint8), count=vocab, bitorder="little").astype(np.bool_)
 
 
-def _candidates(logits: NDArray[np.float32], temperature: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Ids in ascending order and their scores, without those that have no chance at all."""
+def _scores(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
+    """Of all ids; minus infinity for those that have no chance at all."""
     exact = logits.astype(np.float64)
     with np.errstate(over="ignore"):
-        scores = (exact - exact.max()) / temperature
-    ids = np.flatnonzero(scores > -np.inf)
-    return ids, scores[ids]
+        return (exact - exact.max()) / temperature
 
 
-def _best(ids: NDArray[np.int64], scores: NDArray[np.float64], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The `count` best candidates, still by ascending id."""
-    threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
-    better = scores > threshold
-    tied = np.flatnonzero(scores == threshold)[: count - int(better.sum())]
+def _best(logits: NDArray[np.float32], ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The `count` best of the candidates `ids`, which are in ascending order, and stay so."""
+    values = logits[ids]
+    threshold = np.partition(values, len(values) - count)[len(values) - count]
+    better = values > threshold
+    tied = np.flatnonzero(values == threshold)[: count - int(better.sum())]
     better[tied] = True
-    return ids[better], scores[better]
+    return ids[better]
 
 
-def _nucleus(ids: NDArray[np.int64], scores: NDArray[np.float64], mass: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _nucleus(
+    logits: NDArray[np.float32], scores: NDArray[np.float64], ids: NDArray[np.int64], mass: float
+) -> NDArray[np.int64]:
     """The fewest best candidates whose probabilities reach `mass`, still by ascending id."""
-    wanted = mass * np.exp(scores).sum()
+    wanted = mass * np.exp(scores[ids]).sum()
     guess = _FIRST_GUESS
-    while guess < len(ids) and np.exp(_best(ids, scores, guess)[1]).sum() < wanted:
+    while guess < len(ids) and np.exp(scores[_best(logits, ids, guess)]).sum() < wanted:
         guess *= 8
     if guess < len(ids):
-        ids, scores = _best(ids, scores, guess)
-    order = np.argsort(-scores, kind="stable")
-    reached = np.cumsum(np.exp(scores[order])) >= wanted
+        ids = _best(logits, ids, guess)
+    order = np.argsort(-logits[ids], kind="stable")
+    reached = np.cumsum(np.exp(scores[ids[order]])) >= wanted
     count = int(np.argmax(reached)) + 1 if reached.any() else len(ids)
-    kept = np.sort(order[:count])
-    return ids[kept], scores[kept]
+    return np.sort(ids[order[:count]])

@@ -52,7 +52,7 @@ class PrefillFirst:
         self._inner = inner
 
     def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
-        prompts = [sequence for sequence in running if sequence.missing > 1]
+        prompts = [sequence for sequence in running if sequence.missing > 1 or sequence.computed < sequence.prompt_len]
         return self._inner.share(prompts if prompts or behind else running, budget, behind=behind)
 
     def chunk(self, missing: int, budget: int, *, behind: bool) -> int:

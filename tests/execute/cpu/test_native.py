@@ -11,10 +11,10 @@ import llvmlite.binding as llvm
 import pytest
 from native_kernels import HOST, HOST_ISAS, OBJECTS, kernels
 
-from chairlift.execute.cpu import native
+from chairlift.execute.cpu import arena, batch, executor, native
 from chairlift.execute.cpu.formats import Q4_MIN_F16, Q8_F16
 from chairlift.execute.cpu.isa import Isa
-from chairlift.execute.cpu.kernels import build, gemm
+from chairlift.execute.cpu.kernels import attention, build, gemm
 from chairlift.execute.cpu.kernels.emit import Module
 from chairlift.execute.cpu.native import ObjectStore, key
 
@@ -150,3 +150,9 @@ def test_dot_products_become_one_instruction(isa: Isa, cpu: str, register: str, 
     dots = [line for line in assembly.splitlines() if "vpdpbusd" in line]
     assert dots
     assert all(register in line for line in dots)
+
+
+def test_numbers_that_kernels_and_python_share_are_the_same() -> None:
+    assert (attention.SEGMENT, attention.MAX_ROWS) == (batch.SEGMENT, batch.MAX_ROWS)
+    assert attention.MAX_HEAD == executor.MAX_HEAD_DIM
+    assert (gemm.BLOCK, attention.LANES) == (arena.ACTIVATION_BLOCK, arena.HEAD_PAD)

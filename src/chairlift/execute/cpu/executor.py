@@ -17,6 +17,7 @@ from chairlift.execute.cpu import limits, native
 from chairlift.execute.cpu.arena import Arena, Widths, scratch_bytes
 from chairlift.execute.cpu.batch import MAX_PARTIALS, Batch, pad_blocks
 from chairlift.execute.cpu.costs import packed_cost
+from chairlift.execute.cpu.governor import Governor
 from chairlift.execute.cpu.isa import SHAPES, Isa
 from chairlift.execute.cpu.kv import KVCache
 from chairlift.execute.cpu.loading import Loader
@@ -97,7 +98,9 @@ class CpuExecutor:
             on_tensor=on_tensor,
         ).load()
         widths = Widths.of(description)
-        pool = Pool(code, threads=choice.threads, scratch_bytes=scratch_bytes(description, widths))
+        # Who says how many threads there shall be gets them.
+        governor = Governor(choice.threads) if options.threads is None else None
+        pool = Pool(code, threads=choice.threads, scratch_bytes=scratch_bytes(description, widths), governor=governor)
         arena = Arena.of(description, widths, tokens=max_tokens, rows=max_rows, partials=MAX_PARTIALS)
         kv = KVCache(
             layers=len(description.layers),

@@ -7,10 +7,10 @@ is one meaning for every type of file, whatever the batch and the instruction se
     y[m, n] = y[m, n] + bias[n], then for each outlier o of the row, in its order: fma(w[n, k_o], rest_o, y)
 
 where `dot` is the exact integer sum of (q - zero) * x over the group, x are the activations in units of `steps[m, g]`, and
-`sums[m, g]` is the step times the integer sum of the group's activations. An outlier is an activation much larger than the rest
-of its group, which would make the group's step coarse: it is cut down to the second largest, and what was cut off (`rest`) is
-multiplied in float32. A row has `OUTLIERS` of them, at most one in a group, where that does most good. (The idea that a few
-large activations spoil the rounding of all others is Dettmers and others', "LLM.int8()", 2022.)
+`sums[m, g]` is the step times the integer sum of the group's activations. An outlier is an activation much larger than the
+rest of its group, which would make the group's step coarse: it is cut down to the next smaller magnitude, and what was cut off
+(`rest`) is multiplied in float32. A row has `OUTLIERS` of them, at most one in a group, where that does most good. (That a few
+large activations spoil the rounding of all others is the observation of Dettmers and others, "LLM.int8()", 2022.)
 """
 
 from dataclasses import dataclass

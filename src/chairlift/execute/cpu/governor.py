@@ -13,17 +13,23 @@ FIRST_HOLD_S, LONGEST_HOLD_S = 0.25, 4.0
 
 
 class Governor:
-    """Told of every step, it says how many threads the next one should have."""
+    """Told of every step, it says how many threads the next one should have.
+
+    `full_share` is the share of all time in which all of them computed.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self._full_s, self._all_s = 0.0, 0.0
         self._most = threads
         self._hold_s = FIRST_HOLD_S
         self._waiting = 0.0
-        self._since_s = 0.0
+        self._since_s = LONGEST_HOLD_S
 
     def observe(self, elapsed_s: float, waited: float) -> None:
         """`waited` is the largest share of the step's `elapsed_s` that one thread spent waiting for the others."""
+        self._all_s += elapsed_s
+        self._full_s += elapsed_s if self.threads == self._most else 0.0
         self._waiting += min(1.0, elapsed_s / MEMORY_S) * (waited - self._waiting)
         self._since_s += elapsed_s
         if self._waiting > TAKEN and self.threads > 1:
@@ -33,6 +39,10 @@ class Governor:
             self._change(self.threads - 1)
         elif self.threads < self._most and self._since_s >= self._hold_s:
             self._change(self._most)
+
+    @property
+    def full_share(self) -> float:
+        return self._full_s / self._all_s if self._all_s else 1.0
 
     def _change(self, threads: int) -> None:
         self.threads = threads

@@ -118,6 +118,6 @@ class _Program:
         before = {name: state.get(name) for name in ("program", "instructions")}
         state.set(program=self._code.ctypes.data, instructions=1)
         try:
-            self._pool.run()
+            self._pool.run_on_all()
         finally:
             state.set(**before)

@@ -23,13 +23,22 @@ SPINS = 2000
 
 
 class Pool:
-    """Runs steps on at most `threads` threads. One caller at a time; `close` ends the workers and joins them."""
+    """Runs steps on `threads` threads, or on as many of them as a governor says. One caller at a time.
+
+    `close` ends the workers and joins them.
+    """
 
     def __init__(
-        self, native: Native, *, threads: int, scratch_bytes: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        native: Native,
+        *,
+        threads: int,
+        scratch_bytes: int,
+        governor: Governor | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.threads = threads
-        self._governor = Governor(threads)
+        self._governor = governor
         self._clock = clock
         self.state = Words(words.STATE)
         self._sync = aligned(words.SYNC_BYTES, np.uint8)
@@ -40,7 +49,7 @@ class Pool:
         self._native = native
         self._owner = os.getpid()
         self._run: Callable[..., None] = self._entries["run_step"]
-        self.state.set(threads=threads, spins=SPINS, sync=self._sync.ctypes.data, waits=self._waits.ctypes.data)
+        self.state.set(threads=threads, wanted=threads, spins=SPINS, sync=self._sync.ctypes.data, waits=self._waits.ctypes.data)
         self._entries["prepare"](self._sync.ctypes.data)
         self._workers = [
             threading.Thread(target=self._work, args=(number,), name=f"chairlift-{number}", daemon=True)
@@ -51,14 +60,30 @@ class Pool:
 
     def run(self) -> None:
         """Computes the program that the state describes; returns when all of it is done."""
-        assert os.getpid() == self._owner, "the threads of this pool stayed in the process that forked"
-        if self.threads == 1:
-            self._run(self.state.address, self._scratch[0].ctypes.data)
-            return
-        governor = self._governor
-        self.state.set(threads=governor.threads)
-        began = self._clock()
+        if self._governor is None:
+            self.run_on_all()
+        else:
+            self._run_governed(self._governor)
+
+    def run_on_all(self) -> None:
+        """The same on all threads, whatever the governor thinks."""
+        self.state.set(wanted=self.threads)
+        self._enter()
+
+    @property
+    def full_share(self) -> float:
+        """The share of the time in which all threads computed."""
+        return 1.0 if self._governor is None else self._governor.full_share
+
+    def _enter(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError("the threads of this pool stayed in the process that forked")
         self._run(self.state.address, self._scratch[0].ctypes.data)
+
+    def _run_governed(self, governor: Governor) -> None:
+        self.state.set(wanted=governor.threads)
+        began = self._clock()
+        self._enter()
         spent = self.state.get("spent")  # 0 where the processor has no counter of time
         longest = max(self._waited[: governor.threads])
         governor.observe(self._clock() - began, longest / spent if spent > 0 else 0.0)

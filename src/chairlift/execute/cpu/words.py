@@ -20,6 +20,7 @@ STATE = (
     "program",
     "instructions",
     "threads",
+    "wanted",
     "tokens",
     "drawing",
     "items",
@@ -42,10 +43,11 @@ STATE = (
 )
 """One per executor.
 
+`threads` take part in the step that runs; `wanted` shall in the next one, and becomes `threads` when that is announced.
 `tokens`, `drawing` and `items` are the sizes of a step, `token_ids` to `tables` and `row_draws` to `answers` its arrays.
 Times are those of the processor's time stamp counter. `spent` is how long the last step took; at `waits` every thread has a
-cache line whose first word says how long it waited for others meanwhile. `ticks` is 0, or where the thread that calls notes the
-time before the first instruction and after each.
+cache line whose first word says how long it waited for others meanwhile, where there was work for all of them. `ticks` is 0,
+or where the thread that calls notes the time before the first instruction and after each.
 """
 
 SYNC_OFFSETS = {"epoch": 0, "stop": 64, "arrived": 128, "mutex": 256, "condition": 512}

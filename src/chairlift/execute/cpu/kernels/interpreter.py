@@ -7,9 +7,13 @@ and stays there: between steps it waits in a condition variable of the C library
 from collections.abc import Sequence
 
 from chairlift.execute.cpu import words
+from chairlift.execute.cpu.formats import FORMATS
 from chairlift.execute.cpu.kernels.emit import I32, I64, VOID, Function, Module, Value
 from chairlift.execute.cpu.kernels.gemm import Target
 from chairlift.execute.cpu.words import INSTRUCTION_WORDS, STATE, SYNC_OFFSETS, WORD
+
+PRODUCTS = len(FORMATS)
+"""The first so many opcodes are products (`operations`)."""
 
 
 def add_interpreter(module: Module, operations: Sequence[str], target: Target) -> None:
@@ -99,7 +103,9 @@ def _program(module: Module, operations: Sequence[str], meet: Function, machine:
         f.builder.position_at_end(after)
         with f.when(head["barrier"].differs(0)):
             target.value = target.value + threads
-            waited.value = waited.value + f.call(meet.ir, address, target.value)
+            wait = f.call(meet.ir, address, target.value)
+            # Only a product has pieces for every thread, so that its waits tell of a thread that lost its core.
+            waited.value = waited.value + f.select(head["opcode"] < PRODUCTS, wait, f.whole(0))
         _tick(f, machine, ticks, number + 1)
     f.store(waited.value, state.word("waits") + own_number * words.LINE)
     f.ret()
@@ -131,11 +137,17 @@ def _run_step(module: Module, program: Function, machine: Target) -> None:
         instruction = start + number * (WORD * INSTRUCTION_WORDS)
         f.store(f.whole(0), f.load(I64, instruction + WORD * words.HEAD.index("counter")))
     f.store(f.load_acquire(state.sync("arrived")), state.at("barrier_base"))
-    with f.when(state.word("threads") > 1):
-        _c(f, "pthread_mutex_lock", state.sync("mutex"))
+    wanted = state.word("wanted")
+    with f.loop(0, wanted) as number:
+        f.store(f.whole(0), state.word("waits") + number * words.LINE)
+    # A worker that was not part of the last step may look at the number of threads only now: it must see the new one together
+    # with the new epoch, or it would compute a step that has not been announced.
+    _c(f, "pthread_mutex_lock", state.sync("mutex"))
+    f.store(wanted, state.at("threads"))
+    with f.when(wanted > 1):
         f.fetch_add(state.sync("epoch"), f.whole(1))
         _c(f, "pthread_cond_broadcast", state.sync("condition"))
-        _c(f, "pthread_mutex_unlock", state.sync("mutex"))
+    _c(f, "pthread_mutex_unlock", state.sync("mutex"))
     f.call(program.ir, address, scratch, f.whole(0), state.word("ticks"))
     f.store(_now(f, machine) - began, state.at("spent"))
     f.ret()

@@ -3,6 +3,7 @@
 Knows one row at a time. Sums run in 16 partial sums that are folded by halves, whatever the instruction set.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,6 +27,7 @@ from chairlift.execute.cpu.operations import KV_BYTES
 
 LANES = 16
 _F16S, _I16S = vector(F32, LANES), vector(I32, LANES)
+LARGEST_HALF = 65_504.0
 _TINY = 1e-30
 """Groups whose largest activation is below this are rounded to nothing: their steps would not be normal numbers."""
 
@@ -394,10 +396,15 @@ def _to_integers(f: Function, op: Operands, at: Value, step_at: Value) -> None:
 
 
 def _store(f: Function, kv: str, x: Value, where: Value, *, native: bool) -> None:
+    """A finite number stays one: in half precision 65,504 is the largest."""
     if kv == "int8":
         f.store(x.to(I8), where)
-    else:
-        numbers.store_float(f, kv, x, where, native=native)
+        return
+    if kv == "f16":
+        most = f.number(x.type, LARGEST_HALF)
+        cut = f.select(x > most, most, f.select(x < -most, -most, x))
+        x = f.select(f.absolute(x) < math.inf, cut, x)
+    numbers.store_float(f, kv, x, where, native=native)
 
 
 def _head_norm(f: Function, op: Operands, at: Value, weight: Value) -> None:
