@@ -154,7 +154,7 @@ def _prepare(
         )
     fitted = compose.fit(opened, asked, free_bytes=free)
     fitted = compose.resized(fitted, settings(fitted.config, workload), free_bytes=free)
-    loaded = compose.build(opened, fitted, asked, progress=where.progress, kernels=where.cache / "kernels")
+    loaded = compose.build(opened, fitted, asked, progress=where.progress, kernels=where.cache / compose.KERNELS)
     assert loaded.gauge is not None
     try:
         if loaded.gauge.isa is not None:

@@ -90,7 +90,10 @@ Executor = Annotated[
     typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or NumPy to compare with."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Threads that compute. Default: the processors that may be used.")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Threads that compute. Default: the processors that may be used, fewer while one is taken."
+    ),
 ]
 Isa = Annotated[
     str,
