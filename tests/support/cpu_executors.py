@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from multiprocessing.queues import Queue
 
 import numpy as np
 from native_kernels import OBJECTS
 from numpy.typing import NDArray
-from tiny_decoders import row
+from tiny_decoders import PLAIN, random_weights, row
 
 from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions
 from chairlift.models.description import Description, Weights
@@ -49,3 +50,9 @@ def in_pieces(executor: CpuExecutor, tokens: Sequence[int], edges: Sequence[int]
     """Logits [vocab] after a text that is computed in several steps."""
     steps = [executor.logits([row(tokens[start:end], blocks, start=start)]) for start, end in pairwise(edges)]
     return steps[-1][0]
+
+
+def put_logits(answers: "Queue[bytes]") -> None:
+    """What a process of its own does: the logits of three tokens, on two threads. A spawned one can import this module."""
+    with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=2)) as executor:
+        answers.put(executor.logits([row([1, 2, 3], [0])]).tobytes())

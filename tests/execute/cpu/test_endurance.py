@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_executors import cpu_executor
+from cpu_executors import cpu_executor, put_logits
 from tiny_decoders import PLAIN, random_tokens, random_weights, row
 
 from chairlift.core.types import Draw, Plan, Sampling, Work
@@ -105,16 +105,11 @@ def test_an_interrupt_comes_after_the_step_and_hurts_no_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("chairlift-")]
 
 
-def _logits_of_a_child(answers: "multiprocessing.Queue[bytes]") -> None:
-    with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=2)) as executor:
-        answers.put(executor.logits([row([1, 2, 3], [0])]).tobytes())
-
-
 def test_a_spawned_process_has_threads_of_its_own() -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[bytes] = context.Queue()
     with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=2)) as executor:
-        child = context.Process(target=_logits_of_a_child, args=(answers,))
+        child = context.Process(target=put_logits, args=(answers,))
         child.start()
         try:
             assert answers.get(timeout=60) == executor.logits([row([1, 2, 3], [0])]).tobytes()
