@@ -143,12 +143,14 @@ async def test_leaving_while_waiting_never_computes_anything():
 
 
 async def test_a_stop_seen_by_the_reader_counts_as_stop():
-    recorder = Recorder()
-    async with engine(sinks=[recorder]) as client:
+    recorder, executor = Recorder(), GatedExecutor(gated=True)
+    async with engine(executor, sinks=[recorder]) as client:
+        executor.permits.release()
         async with client.submit(request("a", range(5), 200)) as stream:
             async for _ in stream:
                 client.finish("a")
                 break
+        executor.permits.release(1000)
         assert await settled(client)
     assert [o.finish for step in recorder.steps for o in step.outputs if o.finish] == ["stop"]
 
