@@ -21,6 +21,8 @@ class EngineConfig:
     max_num_queued_tokens: int | None = None
     enable_prefix_caching: bool = True
     preset: str = "continuous"
+    scheduling_policy: str = "fair"
+    """Who is first. With one class and one tenant the default is first come, first served."""
     batch_wait_s: float = 0.05
     """How long dynamic batching waits for a group to fill."""
 

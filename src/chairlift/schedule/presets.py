@@ -1,13 +1,27 @@
 """Policies by name: data, so that a comparison can run through them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.schedule.gates import Continuous, Group
 from chairlift.schedule.headrooms import Optimistic
-from chairlift.schedule.orders import Ranked, arrival
-from chairlift.schedule.policy import Gate, Policy, Split
+from chairlift.schedule.lengths import Lengths
+from chairlift.schedule.orders import (
+    AGING_S,
+    CachedFirst,
+    Deadline,
+    Learner,
+    Pace,
+    Ranked,
+    Seniority,
+    ShortestFirst,
+    arrival,
+)
+from chairlift.schedule.policy import Gate, Order, Policy, Split
+from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
+from chairlift.schedule.shares import Ledger
 from chairlift.schedule.splits import Chunked, PrefillFirst
 
 
@@ -36,16 +50,65 @@ PRESETS = (*GATES, PREFILL_FIRST)
 """All names. Prefill-first lets requests join at every step, as the continuous one does."""
 
 
-def preset(config: EngineConfig) -> Policy:
-    """The policy that the configuration names."""
-    if config.preset not in PRESETS:
-        raise ConfigError(f"there is no preset {config.preset!r}; there are {', '.join(PRESETS)}")
+def _fcfs(index: PrefixIndex) -> Order:  # noqa: ARG001
+    """Neither classes nor tenants: what others are compared with."""
+    return Ranked(Sorted(arrival), Seniority(None))
+
+
+def _priority(index: PrefixIndex) -> Order:  # noqa: ARG001
+    seniority = Seniority(AGING_S)
+    return Ranked(Classes(seniority, lambda: Sorted(arrival)), seniority)
+
+
+def _fair(index: PrefixIndex) -> Order:  # noqa: ARG001
+    return _shared(lambda: Sorted(arrival))
+
+
+def _deadline(index: PrefixIndex) -> Order:  # noqa: ARG001
+    pace = Pace()
+    return _shared(lambda: Deadline(pace), pace)
+
+
+def _shortest(index: PrefixIndex) -> Order:  # noqa: ARG001
+    lengths = Lengths()
+    return _shared(lambda: Sorted(ShortestFirst(lengths)), lengths)
+
+
+def _prefix(index: PrefixIndex) -> Order:
+    return _shared(lambda: CachedFirst(index))
+
+
+def _shared(inner: Callable[[], Queue], *learners: Learner) -> Order:
+    """Classes, then tenants' shares, then the order within."""
+    seniority, ledger = Seniority(AGING_S), Ledger()
+    return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
+
+
+ORDERS: Mapping[str, Callable[[PrefixIndex], Order]] = {
+    "fcfs": _fcfs,
+    "priority": _priority,
+    "fair": _fair,
+    "deadline": _deadline,
+    "shortest": _shortest,
+    "prefix": _prefix,
+}
+"""Scheduling policies, as the command line calls them. All but the first two are for classes and tenants as well."""
+
+
+def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
+    """The policy that the configuration names. `index` is the one of the engine that it is for. ConfigError for no name."""
     return Policy(
-        gate=GATES.get(config.preset, GATES["continuous"])(config),
-        order=Ranked(arrival),
+        gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
+        order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](index),
         split=_split(config),
         headroom=Optimistic(),
     )
+
+
+def _known(kind: str, name: str, names: Iterable[str]) -> str:
+    if name not in names:
+        raise ConfigError(f"there is no {kind} {name!r}; there are {', '.join(names)}")
+    return name
 
 
 def _split(config: EngineConfig) -> Split:
