@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from engines import NEXT, ride
+from engines import NEXT, config, ride
 from executors import solo
 from virtual import Ride, request
 
+from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Sequence
 from chairlift.schedule.orders import AGING_S, LATE_S, Seniority
 from chairlift.schedule.presets import ORDERS
@@ -133,7 +134,7 @@ def test_memory_is_taken_from_the_lower_class():
 
 
 def test_of_like_ones_the_cheaper_of_the_worse_half_yields():
-    order = ORDERS["fair"](ride().core.scheduler.index)
+    order = ORDERS["fair"](config(), PrefixIndex(4))
     running = [Sequence(request(str(number), [1], arrival=float(number)), number) for number in range(4)]
     costs = {"0": 1, "1": 1, "2": 10, "3": 20}
     assert order.victim(running, lambda one: costs[one.id]).id == "2"

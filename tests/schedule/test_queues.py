@@ -82,6 +82,10 @@ def test_whoever_was_served_less_goes_first():
     assert drained(queue) == [2, 1]
 
 
+def test_of_tenants_that_were_served_alike_the_one_goes_first_that_came_first():
+    assert drained(fair(), sequence(1, tenant="z"), sequence(2, tenant="a"), sequence(3, tenant="m")) == [1, 2, 3]
+
+
 def test_a_change_of_shares_is_seen_at_once():
     ledger = Ledger()
     queue = Fair(ledger, lambda: Sorted(arrival))

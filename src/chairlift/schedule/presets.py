@@ -50,41 +50,41 @@ PRESETS = (*GATES, PREFILL_FIRST)
 """All names. Prefill-first lets requests join at every step, as the continuous one does."""
 
 
-def _fcfs(index: PrefixIndex) -> Order:  # noqa: ARG001
+def _fcfs(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
     """Neither classes nor tenants: what others are compared with."""
     return Ranked(Sorted(arrival), Seniority(None))
 
 
-def _priority(index: PrefixIndex) -> Order:  # noqa: ARG001
+def _priority(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
     seniority = Seniority(AGING_S)
     return Ranked(Classes(seniority, lambda: Sorted(arrival)), seniority)
 
 
-def _fair(index: PrefixIndex) -> Order:  # noqa: ARG001
-    return _shared(lambda: Sorted(arrival))
+def _fair(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
+    return _shared(config, lambda: Sorted(arrival))
 
 
-def _deadline(index: PrefixIndex) -> Order:  # noqa: ARG001
+def _deadline(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
     pace = Pace()
-    return _shared(lambda: Deadline(pace), pace)
+    return _shared(config, lambda: Deadline(pace), pace)
 
 
-def _shortest(index: PrefixIndex) -> Order:  # noqa: ARG001
+def _shortest(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
     lengths = Lengths()
-    return _shared(lambda: Sorted(ShortestFirst(lengths)), lengths)
+    return _shared(config, lambda: Sorted(ShortestFirst(lengths)), lengths)
 
 
-def _prefix(index: PrefixIndex) -> Order:
-    return _shared(lambda: CachedFirst(index))
+def _prefix(config: EngineConfig, index: PrefixIndex) -> Order:
+    return _shared(config, lambda: CachedFirst(index))
 
 
-def _shared(inner: Callable[[], Queue], *learners: Learner) -> Order:
+def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner) -> Order:
     """Classes, then tenants' shares, then the order within."""
-    seniority, ledger = Seniority(AGING_S), Ledger()
+    seniority, ledger = Seniority(AGING_S), Ledger(dict(config.tenant_weights))
     return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
 
 
-ORDERS: Mapping[str, Callable[[PrefixIndex], Order]] = {
+ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {
     "fcfs": _fcfs,
     "priority": _priority,
     "fair": _fair,
@@ -99,7 +99,7 @@ def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
     """The policy that the configuration names. `index` is the one of the engine that it is for. ConfigError for no name."""
     return Policy(
         gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
-        order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](index),
+        order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
         headroom=Optimistic(),
     )

@@ -90,7 +90,8 @@ class Sorted:
 class Fair:
     """A queue per tenant. Whoever has been served least, by the ledger, is next.
 
-    Counters only grow while somebody waits, so a heap of old values finds the smallest: what comes up too small is put back.
+    Of tenants that were served alike, the one goes first that has waited for longer. Counters only grow while somebody waits,
+    so a heap of old values finds the smallest: what comes up too small is put back.
     """
 
     def __init__(self, ledger: Ledger, inner: Callable[[], Queue]) -> None:
@@ -98,14 +99,17 @@ class Fair:
         self._inner = inner
         self._pattern = inner()
         self._queues: dict[str, Queue] = {}
-        self._heap: list[tuple[float, str]] = []
+        self._heap: list[tuple[float, int, str]] = []
+        self._since: dict[str, int] = {}
+        """The number of the request with which a tenant's queue began."""
 
     def push(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         self._ledger.wait(sequence)
         if tenant not in self._queues:
             self._queues[tenant] = self._inner()
-            heappush(self._heap, (self._ledger.counter(tenant), tenant))
+            self._since[tenant] = sequence.number
+            heappush(self._heap, self._entry(tenant))
             self._tidy()
         self._queues[tenant].push(sequence)
 
@@ -115,22 +119,22 @@ class Fair:
         queue.remove(sequence)
         self._ledger.leave(sequence)
         if not len(queue):
-            del self._queues[tenant]
+            del self._queues[tenant], self._since[tenant]
 
     def peek(self, now: float) -> Sequence | None:
         while self._heap:
-            counter, tenant = self._heap[0]
+            tenant = self._heap[0][-1]
             if tenant not in self._queues:
                 heappop(self._heap)
-            elif self._ledger.counter(tenant) > counter:
-                heapreplace(self._heap, (self._ledger.counter(tenant), tenant))
+            elif self._entry(tenant) > self._heap[0]:
+                heapreplace(self._heap, self._entry(tenant))
             else:
                 return self._queues[tenant].peek(now)
         return None
 
     def __iter__(self) -> Iterator[Sequence]:
         """One of each tenant in turn, as if all were served alike."""
-        by_share = sorted(self._queues, key=self._ledger.counter)
+        by_share = sorted(self._queues, key=self._entry)
         rounds = zip_longest(*(self._queues[tenant] for tenant in by_share))
         return (sequence for sequence in chain.from_iterable(rounds) if sequence is not None)
 
@@ -143,8 +147,11 @@ class Fair:
     def _tidy(self) -> None:
         """Values of tenants that have gone stay below the top of the heap; they are swept out before they are the majority."""
         if len(self._heap) > 2 * len(self._queues) + 16:
-            self._heap = [(self._ledger.counter(tenant), tenant) for tenant in self._queues]
+            self._heap = [self._entry(tenant) for tenant in self._queues]
             heapify(self._heap)
+
+    def _entry(self, tenant: str) -> tuple[float, int, str]:
+        return self._ledger.counter(tenant), self._since[tenant], tenant
 
 
 class _Class(NamedTuple):
