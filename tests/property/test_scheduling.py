@@ -19,7 +19,7 @@ from chairlift.core.events import Step
 from chairlift.core.types import Request, Stopping
 from chairlift.engine.core import EngineCore
 from chairlift.schedule import door
-from chairlift.schedule.presets import ORDERS, PRESETS
+from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
 
 VOCAB = 50
 EOS = 3
@@ -60,6 +60,9 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "enable_prefix_caching": draw(st.booleans()),
         "preset": draw(st.sampled_from(["continuous", "continuous", "continuous", *PRESETS])),
         "scheduling_policy": draw(st.sampled_from(sorted(ORDERS))),
+        "split": draw(st.sampled_from(sorted(SPLITS))),
+        "itl_target_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
+        "headroom": draw(st.sampled_from(["optimistic", *HEADROOMS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
     }
 
@@ -104,9 +107,13 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     if first is None or step.plan.preempted or budget_left == 0 or len(running) >= config.max_num_seqs:
         return
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
+    if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
+        return
     need = math.ceil(len(first.tokens) / config.block_size) - sum(pool.references(block) > 0 for block in known)
-    spare = max(0.01 * pool.total, len(running)) if running else 0
-    assert pool.free - need < spare, f"{first} could have been admitted"
+    if config.headroom == "optimistic":
+        spare = max(0.01 * pool.total, len(running)) if running else 0
+        assert pool.free - need < spare, f"{first} could have been admitted"
+    assert not policy.headroom.admits(first, need, pool, running), f"{first} could have been admitted"
 
 
 class WatchedExecutor(ShadowExecutor):
@@ -165,6 +172,8 @@ class SchedulingMachine(RuleBasedStateMachine):
             return
         self.ride.run()
         event(f"preempted: {self.ride.preemptions > 0}")
+        event(f"split: {self.ride.core.scheduler.config.split}, adaptive: {self.ride.core.scheduler.config.itl_target_s}")
+        event(f"headroom: {self.ride.core.scheduler.config.headroom}")
         event(f"order: {self.ride.core.scheduler.config.scheduling_policy}")
         event(f"preset: {self.ride.core.scheduler.config.preset}")
         assert self.ride.free_again
@@ -223,4 +232,24 @@ def test_the_most_senior_is_never_preempted_for_memory(prompts: list[tuple[int, 
             assert any(order.may_evict(other, senior) for other in waiting)
         if not step.plan.work:
             break
+    assert ride.free_again
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3)), min_size=2, max_size=8),
+    first=configs(),
+    policy=st.sampled_from(["fcfs", "fair", "shortest", "prefix"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_whoever_was_promised_memory_never_yields(asked: list[tuple[int, int, int]], first: dict[str, Any], policy: str):
+    """`Reserve`, without classes: there is no other reason to preempt anybody."""
+    ride = engine(**(first | {"headroom": "reserve", "scheduling_policy": policy}))
+    for number, (length, most, wait) in enumerate(asked):
+        one = request(str(number), [number, *range(length)], most, arrival=ride.now)
+        if fits(one, ride):
+            ride.submit(one)
+        for _ in range(wait):
+            ride.step()
+    ride.run()
+    assert ride.preemptions == 0
     assert ride.free_again

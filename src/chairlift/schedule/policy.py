@@ -102,15 +102,22 @@ class Split(Protocol):
         """Tokens for each running sequence, in the order in which they are to be served; who gets none is left out."""
         ...
 
-    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
-        """Tokens for one sequence that misses `missing`, out of the `budget` that is left."""
+    def starts(self, missing: int, budget: int) -> bool:
+        """One that misses `missing` may get on in this step, of which `budget` tokens are left: it will get some."""
         ...
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
+        """Tokens for one that gets on and misses `missing`, out of the `budget` that is left. They count as given."""
+        ...
+
+    def observe(self, past: Past) -> None: ...
 
 
 class Headroom(Protocol):
     """Decides whether memory is enough for one more. `need` counts free blocks that it would take at once."""
 
     def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool: ...
+    def observe(self, past: Past) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +133,5 @@ class Policy:
         """Told once before each decision. It is where policies learn."""
         self.gate.observe(past)
         self.order.observe(past)
+        self.split.observe(past)
+        self.headroom.observe(past)

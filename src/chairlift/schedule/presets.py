@@ -6,7 +6,7 @@ from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.schedule.gates import Continuous, Group
-from chairlift.schedule.headrooms import Optimistic
+from chairlift.schedule.headrooms import Expected, Optimistic, Reserve
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.orders import (
     AGING_S,
@@ -19,10 +19,10 @@ from chairlift.schedule.orders import (
     ShortestFirst,
     arrival,
 )
-from chairlift.schedule.policy import Gate, Order, Policy, Split
+from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
 from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
 from chairlift.schedule.shares import Ledger
-from chairlift.schedule.splits import Chunked, PrefillFirst
+from chairlift.schedule.splits import Adaptive, Balanced, Chunked, PrefillFirst, Whole
 
 
 def _static(*, padded: bool = False, by_length: bool = False) -> Callable[[EngineConfig], Gate]:
@@ -95,13 +95,26 @@ ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {
 """Scheduling policies, as the command line calls them. All but the first two are for classes and tenants as well."""
 
 
+SPLITS: Mapping[str, Callable[[EngineConfig], Split]] = {
+    "chunked": lambda config: Chunked(floor=_floor(config)),
+    "whole": lambda config: Whole(budget=config.max_num_batched_tokens),
+    "balanced": lambda config: Balanced(),  # noqa: ARG005
+}
+
+HEADROOMS: Mapping[str, Callable[[EngineConfig], Headroom]] = {
+    "optimistic": lambda config: Optimistic(),  # noqa: ARG005
+    "reserve": lambda config: Reserve(block_size=config.block_size),
+    "expected": lambda config: Expected(block_size=config.block_size),
+}
+
+
 def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
     """The policy that the configuration names. `index` is the one of the engine that it is for. ConfigError for no name."""
     return Policy(
         gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
         order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
-        headroom=Optimistic(),
+        headroom=HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config),
     )
 
 
@@ -112,5 +125,13 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
 
 
 def _split(config: EngineConfig) -> Split:
-    chunked = Chunked(floor=max(1, config.max_num_batched_tokens // 8))
-    return PrefillFirst(chunked) if config.preset == PREFILL_FIRST else chunked
+    split = SPLITS[_known("split", config.split, SPLITS)](config)
+    if config.itl_target_s is not None:
+        budget = config.max_num_batched_tokens
+        split = Adaptive(split, itl_target_s=config.itl_target_s, floor=_floor(config), budget=budget)
+    return PrefillFirst(split) if config.preset == PREFILL_FIRST else split
+
+
+def _floor(config: EngineConfig) -> int:
+    """The smallest chunk that is worth a row of its own."""
+    return max(1, config.max_num_batched_tokens // 8)

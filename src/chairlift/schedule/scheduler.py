@@ -217,9 +217,13 @@ class Scheduler:
         The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
         """
         spent = 0
-        while spent < budget and (sequence := self._candidate(now)) is not None:
-            if not self._admit(sequence):
+        while (sequence := self._candidate(now)) is not None:
+            match = self._match(sequence)
+            if not self._policy.split.starts(self._missing(sequence, match), budget - spent):
                 break
+            if not self._fits(sequence, match):
+                break
+            self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
             grants.append((sequence, count))
             spent += count
@@ -236,18 +240,18 @@ class Scheduler:
         sequence = self._candidate(now)
         return sequence is not None and self._fits(sequence, self._match(sequence))
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Gives the sequence blocks for all tokens that it has, shared ones first; False if memory does not allow it."""
-        match = self._match(sequence)
-        if not self._fits(sequence, match):
-            return False
+    def _admit(self, sequence: Sequence, match: Match) -> None:
+        """Gives the sequence blocks for all tokens that it has, shared ones first."""
         self._queue.remove(sequence)
         insort(self.running, sequence, key=self._queue.rank)
         sequence.running = True
         self._share(sequence, match)
         self._take(sequence, self._blocks(len(sequence.tokens)) - len(match.blocks))
         self._note_first_admission(sequence)
-        return True
+
+    def _missing(self, sequence: Sequence, match: Match) -> int:
+        """Tokens that it will miss when it has got on."""
+        return len(sequence.tokens) - len(match.blocks) * self.config.block_size
 
     def _match(self, sequence: Sequence) -> Match:
         return self.index.match(sequence.tokens, sequence.request.cache_salt)
