@@ -50,6 +50,13 @@ def test_reserve_counts_what_those_who_run_may_grow_to():
     assert [reserve.admits(sequence(4, 1), 1, BlockPool(total), running) for total in (2, 3)] == [False, True]
 
 
+def test_reserve_counts_the_block_that_a_running_one_has_not_taken_yet():
+    running = sequence(8, 9, blocks=2)
+    running.tokens.append(1)  # the ninth token needs a third block, and was not served yet
+    reserve = Reserve(block_size=SIZE)
+    assert [reserve.admits(sequence(4, 1), 1, BlockPool(total), [running]) for total in (2, 3)] == [False, True]
+
+
 def test_before_any_answer_everything_is_expected():
     assert Expected(block_size=SIZE).part == 1.0
 

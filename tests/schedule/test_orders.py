@@ -71,6 +71,18 @@ def test_an_urgent_request_takes_a_place_in_a_full_batch(policy: str):
     assert engine.preemptions == 1
 
 
+def test_when_all_who_ran_make_way_the_engine_does_not_fall_asleep():
+    engine = one_by_one("priority")
+    engine.submit(request("low", range(4), 20, priority=LOW))
+    engine.step()
+    engine.submit(request("urgent", range(9, 13), 4, arrival=1.0))
+    step = engine.step()
+    assert (step.plan.work, step.plan.preempted, step.wake_at) == ((), ("low",), step.now)
+    engine.run()
+    assert starts(engine) == ["low", "urgent"]
+    assert engine.free_again
+
+
 def test_whoever_made_way_comes_back_with_its_own_text():
     engine = full_of_low_ones()
     engine.submit(*(request(f"urgent{number}", range(9, 13), 4, arrival=3.0) for number in range(4)))

@@ -98,11 +98,12 @@ class Expected:
 
 
 def _growth(sequence: Sequence, part: float, block_size: int) -> int:
-    """Blocks that it takes beyond those of its present tokens if its answer uses this part of its limit.
+    """Blocks that it takes beyond those it has, or will have as it gets on, if its answer uses this part of its limit.
 
-    The last token of an answer needs no place: nothing is computed from it.
+    The last token of an answer needs no place: nothing is computed from it. Whoever runs but was not served in this step may
+    still have to take the block of his last token.
     """
     answer = ceil(part * sequence.request.stopping.max_tokens)
     final = sequence.prompt_len + answer - 1
-    held = max(len(sequence.blocks), -(-len(sequence.tokens) // block_size))
+    held = len(sequence.blocks) or -(-len(sequence.tokens) // block_size)
     return max(0, -(-final // block_size) - held)

@@ -37,6 +37,8 @@ class Scheduler:
         self._count = 0
         self._planned: tuple[Plan, float] | None = None
         """What was computed since policies were last told of anything, and when it was decided."""
+        self._again_at: float | None = None
+        """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._closed: list[str] = []
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
@@ -81,6 +83,7 @@ class Scheduler:
         plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed))
         self._step += 1
         self._planned = (plan, now) if work else None
+        self._again_at = now if preempted and not work else None
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
@@ -113,6 +116,8 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
+        if self._again_at is not None:
+            return self._again_at
         return self._policy.gate.wake_at(self._queue, self.running)
 
     def snapshot(self) -> Snapshot:
