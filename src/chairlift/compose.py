@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift import executors
+from chairlift.cache.prefix import prefix_index
 from chairlift.cache.sizing import KVSize, size_pool
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError, ModelError
@@ -118,7 +119,8 @@ def check_options(options: EngineOptions) -> None:
     """ConfigError for settings that cannot work with any model: to be found before one is fetched."""
     executors.check(options)
     least = options.max_model_len or 2
-    presets.preset(_config(options, max_model_len=least, num_blocks=least))
+    config = _config(options, max_model_len=least, num_blocks=least)
+    presets.preset(config, prefix_index(config.block_size, enabled=config.enable_prefix_caching))
 
 
 def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:

@@ -25,6 +25,7 @@ class EngineOptions:
     max_num_queued_tokens: int | None = DEFAULTS.max_num_queued_tokens
     enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
     preset: str = DEFAULTS.preset
+    scheduling_policy: str = DEFAULTS.scheduling_policy
     batch_wait_s: float = DEFAULTS.batch_wait_s
     executor: str = DEFAULT_EXECUTOR
     threads: int | None = None

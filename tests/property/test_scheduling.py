@@ -19,7 +19,7 @@ from chairlift.core.events import Step
 from chairlift.core.types import Request, Stopping
 from chairlift.engine.core import EngineCore
 from chairlift.schedule import door
-from chairlift.schedule.presets import PRESETS
+from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
 
 VOCAB = 50
 EOS = 3
@@ -37,6 +37,13 @@ STOPPINGS = st.builds(
     st.integers(0, 6),
     st.booleans(),
 )
+RIGHTS = st.fixed_dictionaries(
+    {
+        "priority": st.sampled_from([0, 0, 1, 500]),
+        "tenant": st.sampled_from("ab"),
+        "ttft_target_s": st.sampled_from([None, 2.0, 50.0]),
+    }
+)
 
 
 @st.composite
@@ -52,6 +59,10 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": draw(st.integers(seqs, 40)),
         "enable_prefix_caching": draw(st.booleans()),
         "preset": draw(st.sampled_from(["continuous", "continuous", "continuous", *PRESETS])),
+        "scheduling_policy": draw(st.sampled_from(sorted(ORDERS))),
+        "split": draw(st.sampled_from(sorted(SPLITS))),
+        "itl_target_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
+        "headroom": draw(st.sampled_from(["optimistic", *HEADROOMS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
     }
 
@@ -96,9 +107,13 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     if first is None or step.plan.preempted or budget_left == 0 or len(running) >= config.max_num_seqs:
         return
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
+    if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
+        return
     need = math.ceil(len(first.tokens) / config.block_size) - sum(pool.references(block) > 0 for block in known)
-    spare = max(0.01 * pool.total, len(running)) if running else 0
-    assert pool.free - need < spare, f"{first} could have been admitted"
+    if config.headroom == "optimistic":
+        spare = max(0.01 * pool.total, len(running)) if running else 0
+        assert pool.free - need < spare, f"{first} could have been admitted"
+    assert not policy.headroom.admits(first, need, pool, running), f"{first} could have been admitted"
 
 
 class WatchedExecutor(ShadowExecutor):
@@ -125,10 +140,10 @@ class SchedulingMachine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
 
-    @rule(prompt=PROMPTS, stopping=STOPPINGS, salt=st.sampled_from(["", "", "s"]))
-    def add(self, prompt: list[int], stopping: Stopping, salt: str) -> None:
+    @rule(prompt=PROMPTS, stopping=STOPPINGS, salt=st.sampled_from(["", "", "s"]), rights=RIGHTS)
+    def add(self, prompt: list[int], stopping: Stopping, salt: str, rights: dict[str, Any]) -> None:
         name = f"r{len(self.requests)}"
-        one = request(name, prompt, stopping=stopping, arrival=self.ride.now, cache_salt=salt)
+        one = request(name, prompt, stopping=stopping, arrival=self.ride.now, cache_salt=salt, **rights)
         if fits(one, self.ride):
             self.requests[name] = one
             self.ride.submit(one)
@@ -157,6 +172,9 @@ class SchedulingMachine(RuleBasedStateMachine):
             return
         self.ride.run()
         event(f"preempted: {self.ride.preemptions > 0}")
+        event(f"split: {self.ride.core.scheduler.config.split}, adaptive: {self.ride.core.scheduler.config.itl_target_s}")
+        event(f"headroom: {self.ride.core.scheduler.config.headroom}")
+        event(f"order: {self.ride.core.scheduler.config.scheduling_policy}")
         event(f"preset: {self.ride.core.scheduler.config.preset}")
         assert self.ride.free_again
         for name, one in self.requests.items():
@@ -193,15 +211,45 @@ def test_no_schedule_changes_any_text(prompts: list[list[int]], most: int, first
     assert ride.free_again
 
 
-@given(prompts=st.lists(st.integers(1, 30), min_size=2, max_size=6), budget=st.integers(4, 40))
-@settings(max_examples=60, deadline=None)
-def test_whoever_has_run_longest_is_never_preempted(prompts: list[int], budget: int):
-    ride = engine(num_blocks=12, block_size=3, max_model_len=36, max_num_batched_tokens=budget, max_num_seqs=4)
-    ride.submit(*(request(str(n), range(n, n + length), 36 - length, arrival=float(n)) for n, length in enumerate(prompts)))
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 30), RIGHTS), min_size=2, max_size=6),
+    budget=st.integers(4, 40),
+    policy=st.sampled_from(sorted(ORDERS)),
+)
+@settings(max_examples=120, deadline=None)
+def test_the_most_senior_is_never_preempted_for_memory(prompts: list[tuple[int, dict[str, Any]]], budget: int, policy: str):
+    """Only who may displace him, and is senior to him, ends his run."""
+    sizes: dict[str, Any] = {"num_blocks": 12, "block_size": 3, "max_model_len": 36, "max_num_seqs": 4}
+    ride = engine(max_num_batched_tokens=budget, scheduling_policy=policy, **sizes)
+    for number, (length, rights) in enumerate(prompts):
+        ride.submit(request(str(number), range(number, number + length), 36 - length, arrival=float(number), **rights))
+    order = ride.core.scheduler._policy.order
     for _ in range(2000):
-        oldest = min((s for s in ride.core.scheduler.running), key=lambda s: s.request.arrival, default=None)
+        senior = min(ride.core.scheduler.running, key=order.rank, default=None)
+        waiting = list(order)
         step = ride.step()
-        assert oldest is None or oldest.id not in step.plan.preempted
+        if senior is not None and senior.id in step.plan.preempted:
+            assert any(order.may_evict(other, senior) for other in waiting)
         if not step.plan.work:
             break
+    assert ride.free_again
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3)), min_size=2, max_size=8),
+    first=configs(),
+    policy=st.sampled_from(["fcfs", "fair", "shortest", "prefix"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_whoever_was_promised_memory_never_yields(asked: list[tuple[int, int, int]], first: dict[str, Any], policy: str):
+    """`Reserve`, without classes: there is no other reason to preempt anybody."""
+    ride = engine(**(first | {"headroom": "reserve", "scheduling_policy": policy}))
+    for number, (length, most, wait) in enumerate(asked):
+        one = request(str(number), [number, *range(length)], most, arrival=ride.now)
+        if fits(one, ride):
+            ride.submit(one)
+        for _ in range(wait):
+            ride.step()
+    ride.run()
+    assert ride.preemptions == 0
     assert ride.free_again

@@ -1,11 +1,15 @@
 """How the splits divide a budget."""
 
+from array import array
+
+from engines import ride
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual import request
 
-from chairlift.core.types import Sequence
-from chairlift.schedule.splits import Chunked, PrefillFirst
+from chairlift.core.types import Plan, Sequence, Work
+from chairlift.schedule.policy import Past
+from chairlift.schedule.splits import Adaptive, Balanced, Chunked, PrefillFirst, Whole
 
 
 def missing(*counts: int) -> list[Sequence]:
@@ -78,3 +82,104 @@ class TestPrefillFirst:
         rest = missing(100)[0]
         rest.computed = 99
         assert [(s.id, n) for s, n in self.SPLIT.share([answering(1), rest], 10, behind=False)] == [("0", 1)]
+
+
+class TestWhole:
+    SPLIT = Whole(budget=16)
+
+    def test_a_prompt_that_fits_starts(self):
+        assert self.SPLIT.starts(10, 10)
+
+    def test_a_prompt_that_does_not_fit_waits_for_another_step(self):
+        assert not self.SPLIT.starts(11, 10)
+
+    def test_a_prompt_longer_than_any_step_is_cut(self):
+        assert self.SPLIT.starts(17, 10)
+        assert self.SPLIT.chunk(17, 10, behind=True) == 10
+
+    def test_nothing_starts_without_tokens(self):
+        assert not self.SPLIT.starts(17, 0)
+
+    def test_a_prompt_that_was_cut_goes_on_with_what_is_left(self):
+        assert {s.id: n for s, n in self.SPLIT.share(missing(20, 1), 16, behind=True)} == {"0": 15, "1": 1}
+
+    def test_prompts_are_computed_in_one_row_each(self):
+        engine = ride(split="whole", num_blocks=60, max_num_batched_tokens=20)
+        lengths = (12, 12, 15)
+        engine.submit(*(request(str(n), range(n, n + length), 8) for n, length in enumerate(lengths)))
+        engine.run()
+        assert tuple(engine.work_of(str(n))[0][1] for n in range(3)) == lengths
+
+
+class TestBalanced:
+    @staticmethod
+    def shares(counts: list[int], budget: int, *, behind: bool = False) -> dict[str, int]:
+        return {s.id: n for s, n in Balanced().share(missing(*counts), budget, behind=behind)}
+
+    def test_prompts_get_the_same(self):
+        assert self.shares([100, 100, 1], 21) == {"0": 10, "1": 10, "2": 1}
+
+    def test_what_one_does_not_need_goes_to_the_others(self):
+        assert self.shares([100, 3, 100], 23) == {"1": 3, "0": 10, "2": 10}
+
+    def test_whoever_is_behind_counts_as_one_more(self):
+        assert self.shares([100], 16, behind=True) == {"0": 8}
+
+
+class TestAdaptive:
+    @staticmethod
+    def split(target_s: float = 1.0) -> Adaptive:
+        return Adaptive(Chunked(floor=1), itl_target_s=target_s, floor=8, budget=512)
+
+    @staticmethod
+    def past(prompt: int, elapsed_s: float, *, streams: int = 1) -> Past:
+        rows = [Work("p", 0, array("i", range(prompt)), array("i"))] if prompt else []
+        rows += [Work(f"s{n}", 9, array("i", [1]), array("i")) for n in range(streams)]
+        return Past(Plan(0, tuple(rows)), elapsed_s, ())
+
+    def test_prompts_get_everything_while_no_stream_waits(self):
+        assert [n for _, n in self.split().share(missing(600), 512, behind=False)] == [512]
+
+    def test_beside_streams_prompts_get_their_allowance(self):
+        assert {s.id: n for s, n in self.split().share(missing(600, 1), 512, behind=False)} == {"0": 8, "1": 1}
+
+    def test_newcomers_share_the_allowance(self):
+        split = self.split()
+        split.share(missing(6, 1), 512, behind=False)
+        assert split.chunk(100, 505, behind=False) == 2
+        assert not split.starts(100, 503)
+
+    def test_short_steps_let_it_grow(self):
+        split = self.split()
+        split.observe(self.past(8, 0.1))
+        assert split.allowance == 10
+
+    def test_a_step_that_was_not_full_does_not(self):
+        split = self.split()
+        split.observe(self.past(3, 0.1))
+        assert split.allowance == 8
+
+    def test_a_step_that_took_too_long_shrinks_it_in_proportion(self):
+        split = self.split()
+        for _ in range(20):
+            split.observe(self.past(split.allowance, 0.1))
+        before = split.allowance
+        split.observe(self.past(before, 1.6))
+        assert split.allowance == before // 2
+
+    def test_it_never_falls_below_its_floor(self):
+        split = self.split()
+        split.observe(self.past(8, 100.0))
+        assert split.allowance == 8
+
+    def test_it_never_grows_beyond_the_step(self):
+        split = self.split()
+        for _ in range(100):
+            split.observe(self.past(split.allowance, 0.1))
+        assert split.allowance == 512
+
+    def test_steps_without_streams_or_without_prompts_tell_nothing(self):
+        split = self.split()
+        split.observe(self.past(8, 0.1, streams=0))
+        split.observe(self.past(0, 0.1))
+        assert split.allowance == 8

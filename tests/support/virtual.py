@@ -18,6 +18,9 @@ def request(
     *,
     arrival: float = 0.0,
     stopping: Stopping | None = None,
+    priority: int = 0,
+    tenant: str = "",
+    ttft_target_s: float | None = None,
     cache_salt: str = "",
     sampling: Sampling = GREEDY,
 ) -> Request:
@@ -28,6 +31,9 @@ def request(
         stopping=stopping or Stopping(max_tokens=max_tokens),
         sampling=sampling,
         arrival=arrival,
+        priority=priority,
+        tenant=tenant,
+        ttft_target_s=ttft_target_s,
         cache_salt=cache_salt,
     )
 

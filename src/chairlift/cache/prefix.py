@@ -29,7 +29,7 @@ class PrefixIndex:
     """Full blocks of `block_size` tokens by their contents and all that came before them."""
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._nodes: dict[tuple[Place, bytes], tuple[int, int]] = {}
         self._keys: dict[int, tuple[Place, bytes]] = {}
         self._next_node = 1
@@ -47,8 +47,8 @@ class PrefixIndex:
         """The longest indexed prefix. It never covers the last token, which has to be computed to give logits."""
         place: Place = salt
         blocks: list[int] = []
-        for end in range(self._block_size, len(tokens), self._block_size):
-            found = self._nodes.get((place, tokens[end - self._block_size : end].tobytes()))
+        for end in range(self.block_size, len(tokens), self.block_size):
+            found = self._nodes.get((place, tokens[end - self.block_size : end].tobytes()))
             if found is None:
                 break
             place, block = found
@@ -57,7 +57,7 @@ class PrefixIndex:
 
     def add(self, place: Place, tokens: array[int], block: int) -> Place:
         """Enters a computed block below `place`; returns its own place. Contents that are known already stay where they are."""
-        assert len(tokens) == self._block_size
+        assert len(tokens) == self.block_size
         key = (place, tokens.tobytes())
         known = self._nodes.get(key)
         if known is not None:
@@ -84,3 +84,8 @@ class NoPrefixIndex(PrefixIndex):
 
     def add(self, place: Place, tokens: array[int], block: int) -> Place:  # noqa: ARG002
         return place
+
+
+def prefix_index(block_size: int, *, enabled: bool) -> PrefixIndex:
+    """The index of an engine that shares prefixes, or of one that does not."""
+    return PrefixIndex(block_size) if enabled else NoPrefixIndex(block_size)

@@ -95,6 +95,13 @@ def serve(
         str,
         typer.Option(metavar="NAME", help="How requests are batched: continuous, static, dynamic, ..."),
     ] = DEFAULTS.preset,
+    scheduling_policy: Annotated[
+        str,
+        typer.Option(
+            metavar="fcfs|priority|fair|deadline|shortest|prefix",
+            help="Who is first of those that wait. All but fcfs respect classes, and all but these two share fairly.",
+        ),
+    ] = DEFAULTS.scheduling_policy,
     batch_wait: Annotated[
         float,
         typer.Option(
@@ -151,6 +158,7 @@ def serve(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         enable_prefix_caching=enable_prefix_caching,
         preset=preset,
+        scheduling_policy=scheduling_policy,
         batch_wait_s=batch_wait,
         executor=executor,
         threads=threads,

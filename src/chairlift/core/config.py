@@ -1,5 +1,6 @@
 """The settings of an engine, checked once. Units stand in the names; None means "work it out"."""
 
+import math
 from dataclasses import dataclass
 
 from chairlift.core.errors import ConfigError
@@ -21,6 +22,16 @@ class EngineConfig:
     max_num_queued_tokens: int | None = None
     enable_prefix_caching: bool = True
     preset: str = "continuous"
+    scheduling_policy: str = "fair"
+    """Who is first. With one class and one tenant the default is first come, first served."""
+    tenant_weights: tuple[tuple[str, float], ...] = ()
+    """Tenants whose share is not 1, and their shares."""
+    split: str = "chunked"
+    """How a step's tokens are divided among prompts."""
+    itl_target_s: float | None = None
+    """Prompts get so few tokens a step that streams wait no longer than this for their next token; None: no such wish."""
+    headroom: str = "optimistic"
+    """How much memory must stay free for those that run when another gets on."""
     batch_wait_s: float = 0.05
     """How long dynamic batching waits for a group to fill."""
 
@@ -37,6 +48,11 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:
             raise ConfigError(f"max_num_queued_tokens must be at least 1, not {self.max_num_queued_tokens}")
+        if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:
+            raise ConfigError(f"itl_target_s must be a number above 0, not {self.itl_target_s}")
+        for tenant, weight in self.tenant_weights:
+            if not 0 < weight < math.inf:
+                raise ConfigError(f"the weight of tenant {tenant!r} must be a number above 0, not {weight}")
         if self.max_model_len < 2:
             raise ConfigError("max_model_len must be at least 2: one token of prompt and one of answer")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -66,7 +66,9 @@ class Stopping:
 class Request:
     """What a client asked for. `arrival` is in seconds of the engine's clock; `prompt` is never empty.
 
-    Prefix blocks are shared only between requests of equal `cache_salt`.
+    Of two requests the one with the lower `priority` goes first. `tenant` is who shares the machine with other tenants. The
+    first token is wanted `ttft_target_s` after arrival: a wish that orders may heed, and no limit. Prefix blocks are shared
+    only between requests of equal `cache_salt`.
     """
 
     id: str
@@ -74,6 +76,9 @@ class Request:
     stopping: Stopping
     sampling: Sampling = Sampling()
     arrival: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    ttft_target_s: float | None = None
     cache_salt: str = ""
 
 

@@ -6,6 +6,7 @@ Server and simulator run this very class.
 from collections import deque
 from dataclasses import dataclass
 
+from chairlift.cache.prefix import prefix_index
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Step
 from chairlift.core.ports import Executor
@@ -36,7 +37,8 @@ class EngineCore:
     """One engine. `inbox` takes commands from any thread, in order; everything else belongs to the thread that steps."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        self.scheduler = Scheduler(config, preset(config))
+        index = prefix_index(config.block_size, enabled=config.enable_prefix_caching)
+        self.scheduler = Scheduler(config, preset(config, index), index)
         self.inbox: deque[Command] = deque()
         self._executor = executor
         self._executing: Plan | None = None

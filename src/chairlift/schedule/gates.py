@@ -6,14 +6,16 @@ Knows who waits, who runs and the time; knows nothing of memory and budgets.
 from array import array
 
 from chairlift.core.types import Sequence, Work
-from chairlift.schedule.policy import Order
+from chairlift.schedule.policy import Order, Past
 
 
 class Continuous:
     """Whoever is first may join at any step. This is what makes batching continuous."""
 
+    evicts = True
+
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:  # noqa: ARG002
-        return queue.peek()
+        return queue.peek(now)
 
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:  # noqa: ARG002
         return None
@@ -21,7 +23,7 @@ class Continuous:
     def padding(self, budget: int) -> list[Work]:  # noqa: ARG002
         return []
 
-    def observe(self, finished: list[Sequence]) -> None: ...
+    def observe(self, past: Past) -> None: ...
 
 
 class Group:
@@ -34,11 +36,13 @@ class Group:
       computed until the last one ends. Padding attends to nothing and takes what the
       step's budget has left, so its cost is understated rather than overstated.
     - compacted (`padded=False`): finished rows are dropped from the computation, but their places stay closed.
-    - `by_length`: the group is the oldest request and those whose expected length is nearest to its own, so that there is less
-      to pad. The oldest is always in it, so nobody starves.
+    - `by_length`: the group is the first request of the queue and those whose expected length is nearest to its own, so that
+      there is less to pad. The first is always in it, so nobody starves whom the order does not starve.
 
     A finished text is delivered at once in all of them.
     """
+
+    evicts = False
 
     def __init__(self, *, size: int, wait_s: float = 0.0, padded: bool = False, by_length: bool = False) -> None:
         self.size = size
@@ -50,20 +54,16 @@ class Group:
         """Padding of a member's prompt that is still to be computed."""
 
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
-        oldest = queue.peek()
-        if oldest is None:
-            return None
         for member in self._members.values():
             if not member.running and not member.finish:  # it has not joined yet, or was preempted
                 return member
-        if running or not (len(queue) >= self.size or now >= oldest.request.arrival + self.wait_s):
+        if running or not len(queue) or not (len(queue) >= self.size or now >= _oldest(queue) + self.wait_s):
             return None
         self._form(list(queue))
         return next(iter(self._members.values()))
 
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
-        oldest = queue.peek()
-        return None if running or oldest is None else oldest.request.arrival + self.wait_s
+        return None if running or not len(queue) else _oldest(queue) + self.wait_s
 
     def padding(self, budget: int) -> list[Work]:
         if not self.padded or all(member.finish for member in self._members.values()):
@@ -79,20 +79,25 @@ class Group:
                 self._owed[member.id] -= count
         return rows
 
-    def observe(self, finished: list[Sequence]) -> None:
+    def observe(self, past: Past) -> None:
         """A member that ended before it ever ran has no row to be padded."""
-        for sequence in finished:
+        for sequence in past.finished:
             if sequence.id in self._members and not sequence.started:
                 del self._members[sequence.id]
 
     def _form(self, waiting: list[Sequence]) -> None:
         if self.by_length:
-            oldest = waiting[0]
-            waiting.sort(key=lambda sequence: abs(_expected(sequence) - _expected(oldest)))
+            first = waiting[0]
+            waiting.sort(key=lambda sequence: abs(_expected(sequence) - _expected(first)))
         group = waiting[: self.size]
         longest = max(len(member.tokens) for member in group)
         self._members = {member.id: member for member in group}
         self._owed = {member.id: longest - len(member.tokens) for member in group}
+
+
+def _oldest(queue: Order) -> float:
+    """The earliest arrival of all that wait, whoever is first among them."""
+    return min(sequence.request.arrival for sequence in queue)
 
 
 def _expected(sequence: Sequence) -> int:

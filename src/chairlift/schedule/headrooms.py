@@ -1,7 +1,12 @@
 """When memory is enough for one more. Knows the pool; knows nothing of queues and budgets."""
 
+from bisect import insort
+from collections import deque
+from math import ceil
+
 from chairlift.cache.pool import BlockPool
 from chairlift.core.types import Sequence
+from chairlift.schedule.policy import Past
 
 
 class Optimistic:
@@ -17,3 +22,88 @@ class Optimistic:
     def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:  # noqa: ARG002
         spare = max(self.watermark * pool.total, len(running)) if running else 0
         return pool.free - need >= spare
+
+    def observe(self, past: Past) -> None: ...
+
+
+class Reserve:
+    """Admits only who can grow to his limit beside all others who grow to theirs. Nobody ever yields for want of memory.
+
+    Most of what it keeps free is never used, as most answers stay short.
+    """
+
+    def __init__(self, *, block_size: int) -> None:
+        self._block_size = block_size
+
+    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:
+        growth = sum(_growth(other, 1.0, self._block_size) for other in (sequence, *running))
+        return pool.free - need >= growth
+
+    def observe(self, past: Past) -> None: ...
+
+
+MOST_ANSWERS = 256
+"""So many of the latest answers are looked back on."""
+
+RAISE = 0.1
+"""Of its limit, that every answer is expected to get longer after a preemption."""
+
+RELAX = 0.01
+"""The same, taken back with every answer that ends."""
+
+
+class Expected:
+    """As `Reserve`, but answers are expected to use only that part of their limits which a share `quantile` of them stayed in.
+
+    The parts are those of the latest answers; before there are any, answers are expected to use everything. Every preemption
+    shows that it expected too little, and raises what it expects for a while.
+    """
+
+    def __init__(self, *, block_size: int, quantile: float = 0.9) -> None:
+        self._block_size = block_size
+        self._quantile = quantile
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._raised = 0.0
+
+    @property
+    def part(self) -> float:
+        """Of its limit, that an answer is expected to use: from 0 to 1."""
+        if not self._sorted:
+            return 1.0
+        place = min(int(self._quantile * len(self._sorted)), len(self._sorted) - 1)
+        return min(1.0, self._sorted[place] + self._raised)
+
+    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:
+        """Alone anybody is admitted; beside others a block is left for each of them, whatever is expected."""
+        if not running:
+            return pool.free >= need
+        part = self.part
+        growth = sum(max(1, _growth(other, part, self._block_size)) for other in running)
+        return pool.free - need >= growth + _growth(sequence, part, self._block_size)
+
+    def observe(self, past: Past) -> None:
+        if past.plan is not None:
+            self._raised = min(1.0, self._raised + RAISE * len(past.plan.preempted))
+        for sequence in past.finished:
+            if sequence.finish in ("stop", "length"):
+                self._learn(sequence.generated / sequence.request.stopping.max_tokens)
+                self._raised = max(0.0, self._raised - RELAX)
+
+    def _learn(self, part: float) -> None:
+        self._latest.append(part)
+        insort(self._sorted, part)
+        if len(self._latest) > MOST_ANSWERS:
+            self._sorted.remove(self._latest.popleft())
+
+
+def _growth(sequence: Sequence, part: float, block_size: int) -> int:
+    """Blocks that it takes beyond those it has, or will have as it gets on, if its answer uses this part of its limit.
+
+    The last token of an answer needs no place: nothing is computed from it. Whoever runs but was not served in this step may
+    still have to take the block of his last token.
+    """
+    answer = ceil(part * sequence.request.stopping.max_tokens)
+    final = sequence.prompt_len + answer - 1
+    held = len(sequence.blocks) or -(-len(sequence.tokens) // block_size)
+    return max(0, -(-final // block_size) - held)

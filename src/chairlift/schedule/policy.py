@@ -6,31 +6,79 @@ Split     how much of the step's token budget does each get?
 Headroom  how many blocks must stay free for a request to be admitted?
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from chairlift.cache.pool import BlockPool
-from chairlift.core.types import Sequence, Work
+from chairlift.core.types import Plan, Sequence, Work
+
+
+class Past(NamedTuple):
+    """What policies learn from: the step before this one, what it took from its decision to this one, and who has ended since.
+
+    `plan` is None if nothing was computed since policies were last told, and `elapsed_s` is 0 then.
+    """
+
+    plan: Plan | None
+    elapsed_s: float
+    finished: tuple[Sequence, ...]
 
 
 class Order(Protocol):
-    """Owns the queue. Its rank is one total order: it sorts who waits, and its worst is who yields."""
+    """Owns the queue, and says who is before whom. None of its answers changes by time alone, so nothing is sorted again."""
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """The smaller, the earlier. It never depends on the clock, so nothing has to be sorted again."""
+        """The smaller, the earlier it is served among those that run. It never changes, and only finitely many get before it.
+
+        Whoever runs and has the smallest rank of all is never a victim, so that progress is certain.
+        """
         ...
 
-    def push(self, sequence: Sequence) -> None: ...
-    def remove(self, sequence: Sequence) -> None: ...
-    def peek(self) -> Sequence | None: ...
-    def __iter__(self) -> Iterator[Sequence]: ...
+    def push(self, sequence: Sequence) -> None:
+        """Queues one that has just come, or that was preempted."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """It gets on, or it has ended while it waited."""
+        ...
+
+    def peek(self, now: float) -> Sequence | None:
+        """Who is first. Asking changes nothing that the next answer at the same time depends on."""
+        ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All who wait, in the order in which they would go if nothing else happened."""
+        ...
+
     def __len__(self) -> int: ...
-    def victim(self, candidates: list[Sequence]) -> Sequence: ...
+
+    def worst_first(self, candidates: list[Sequence]) -> list[Sequence]:
+        """Those that run, in the order in which they yield."""
+        ...
+
+    def victim(self, candidates: list[Sequence], cost: Callable[[Sequence], int]) -> Sequence:
+        """Who yields: one of the worst. `cost` is the number of tokens that would have to be computed again."""
+        ...
+
+    def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
+        """It may take the place and the memory of the other. Then it is also before it in the queue."""
+        ...
+
+    def serve(self, sequence: Sequence, *, prompt: int = 0, answer: int = 0) -> None:
+        """The sequence was given so many tokens of its prompt and of its answer, each told once."""
+        ...
+
+    def observe(self, past: Past) -> None: ...
 
 
 class Gate(Protocol):
     """Lets waiting requests in, one at a time."""
+
+    @property
+    def evicts(self) -> bool:
+        """Who waits may displace who runs, if the order says so."""
+        ...
 
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
         """Who may try to join now, or None. Asking does not admit: the same answer is given until it has joined or gone."""
@@ -44,9 +92,7 @@ class Gate(Protocol):
         """Rows that are computed for nothing, because this way of batching keeps them; `budget` tokens are left."""
         ...
 
-    def observe(self, finished: list[Sequence]) -> None:
-        """These have ended since it was last asked."""
-        ...
+    def observe(self, past: Past) -> None: ...
 
 
 class Split(Protocol):
@@ -56,15 +102,22 @@ class Split(Protocol):
         """Tokens for each running sequence, in the order in which they are to be served; who gets none is left out."""
         ...
 
-    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
-        """Tokens for one sequence that misses `missing`, out of the `budget` that is left."""
+    def starts(self, missing: int, budget: int) -> bool:
+        """One that misses `missing` may get on in this step, of which `budget` tokens are left: it will get some."""
         ...
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
+        """Tokens for one that gets on and misses `missing`, out of the `budget` that is left. They count as given."""
+        ...
+
+    def observe(self, past: Past) -> None: ...
 
 
 class Headroom(Protocol):
     """Decides whether memory is enough for one more. `need` counts free blocks that it would take at once."""
 
     def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool: ...
+    def observe(self, past: Past) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +128,10 @@ class Policy:
     order: Order
     split: Split
     headroom: Headroom
+
+    def observe(self, past: Past) -> None:
+        """Told once before each decision. It is where policies learn."""
+        self.gate.observe(past)
+        self.order.observe(past)
+        self.split.observe(past)
+        self.headroom.observe(past)

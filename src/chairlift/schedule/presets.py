@@ -1,14 +1,28 @@
 """Policies by name: data, so that a comparison can run through them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.schedule.gates import Continuous, Group
-from chairlift.schedule.headrooms import Optimistic
-from chairlift.schedule.orders import Ranked, arrival
-from chairlift.schedule.policy import Gate, Policy, Split
-from chairlift.schedule.splits import Chunked, PrefillFirst
+from chairlift.schedule.headrooms import Expected, Optimistic, Reserve
+from chairlift.schedule.lengths import Lengths
+from chairlift.schedule.orders import (
+    AGING_S,
+    CachedFirst,
+    Deadline,
+    Learner,
+    Pace,
+    Ranked,
+    Seniority,
+    ShortestFirst,
+    arrival,
+)
+from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
+from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
+from chairlift.schedule.shares import Ledger
+from chairlift.schedule.splits import Adaptive, Balanced, Chunked, PrefillFirst, Whole
 
 
 def _static(*, padded: bool = False, by_length: bool = False) -> Callable[[EngineConfig], Gate]:
@@ -36,18 +50,88 @@ PRESETS = (*GATES, PREFILL_FIRST)
 """All names. Prefill-first lets requests join at every step, as the continuous one does."""
 
 
-def preset(config: EngineConfig) -> Policy:
-    """The policy that the configuration names."""
-    if config.preset not in PRESETS:
-        raise ConfigError(f"there is no preset {config.preset!r}; there are {', '.join(PRESETS)}")
+def _fcfs(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
+    """Neither classes nor tenants: what others are compared with."""
+    return Ranked(Sorted(arrival), Seniority(None))
+
+
+def _priority(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
+    seniority = Seniority(AGING_S)
+    return Ranked(Classes(seniority, lambda: Sorted(arrival)), seniority)
+
+
+def _fair(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
+    return _shared(config, lambda: Sorted(arrival))
+
+
+def _deadline(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
+    pace = Pace()
+    return _shared(config, lambda: Deadline(pace), pace)
+
+
+def _shortest(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
+    lengths = Lengths()
+    return _shared(config, lambda: Sorted(ShortestFirst(lengths)), lengths)
+
+
+def _prefix(config: EngineConfig, index: PrefixIndex) -> Order:
+    return _shared(config, lambda: CachedFirst(index))
+
+
+def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner) -> Order:
+    """Classes, then tenants' shares, then the order within."""
+    seniority, ledger = Seniority(AGING_S), Ledger(dict(config.tenant_weights))
+    return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
+
+
+ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {
+    "fcfs": _fcfs,
+    "priority": _priority,
+    "fair": _fair,
+    "deadline": _deadline,
+    "shortest": _shortest,
+    "prefix": _prefix,
+}
+"""Scheduling policies, as the command line calls them. All but the first two are for classes and tenants as well."""
+
+
+SPLITS: Mapping[str, Callable[[EngineConfig], Split]] = {
+    "chunked": lambda config: Chunked(floor=_floor(config)),
+    "whole": lambda config: Whole(budget=config.max_num_batched_tokens),
+    "balanced": lambda config: Balanced(),  # noqa: ARG005
+}
+
+HEADROOMS: Mapping[str, Callable[[EngineConfig], Headroom]] = {
+    "optimistic": lambda config: Optimistic(),  # noqa: ARG005
+    "reserve": lambda config: Reserve(block_size=config.block_size),
+    "expected": lambda config: Expected(block_size=config.block_size),
+}
+
+
+def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
+    """The policy that the configuration names. `index` is the one of the engine that it is for. ConfigError for no name."""
     return Policy(
-        gate=GATES.get(config.preset, GATES["continuous"])(config),
-        order=Ranked(arrival),
+        gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
+        order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
-        headroom=Optimistic(),
+        headroom=HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config),
     )
 
 
+def _known(kind: str, name: str, names: Iterable[str]) -> str:
+    if name not in names:
+        raise ConfigError(f"there is no {kind} {name!r}; there are {', '.join(names)}")
+    return name
+
+
 def _split(config: EngineConfig) -> Split:
-    chunked = Chunked(floor=max(1, config.max_num_batched_tokens // 8))
-    return PrefillFirst(chunked) if config.preset == PREFILL_FIRST else chunked
+    split = SPLITS[_known("split", config.split, SPLITS)](config)
+    if config.itl_target_s is not None:
+        budget = config.max_num_batched_tokens
+        split = Adaptive(split, itl_target_s=config.itl_target_s, floor=_floor(config), budget=budget)
+    return PrefillFirst(split) if config.preset == PREFILL_FIRST else split
+
+
+def _floor(config: EngineConfig) -> int:
+    """The smallest chunk that is worth a row of its own."""
+    return max(1, config.max_num_batched_tokens // 8)

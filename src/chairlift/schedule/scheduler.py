@@ -1,20 +1,21 @@
 """Decides, at every step, which tokens of which requests are computed next, and in which blocks.
 
-Two passes: who runs goes on, then who waits gets on. `schedule` makes the decision and `commit` takes in what came of it. It
-alone touches the pool; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way.
-It asks its policy all questions of taste, and knows neither clock nor chance.
+Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for a more urgent request.
+`schedule` makes the decision and `commit` takes in what came of it. It alone touches the pool; sequences leave through
+`_finish` for good and through `_preempt` for a while, and in no other way. It asks its policy all questions of taste, and
+knows neither clock nor chance.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, NoPrefixIndex, PrefixIndex
+from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
 from chairlift.core.types import Draw, Finish, Logprobs, Output, Plan, Request, Result, Sequence, Snapshot, Work
 from chairlift.schedule import door, stopping
-from chairlift.schedule.policy import Policy
+from chairlift.schedule.policy import Past, Policy
 
 Grant = tuple[Sequence, int]
 """A sequence and the number of tokens that it gets in this step."""
@@ -23,10 +24,10 @@ Grant = tuple[Sequence, int]
 class Scheduler:
     """The requests of one engine, from the door to their one terminal output."""
 
-    def __init__(self, config: EngineConfig, policy: Policy) -> None:
+    def __init__(self, config: EngineConfig, policy: Policy, index: PrefixIndex) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
-        self.index = PrefixIndex(config.block_size) if config.enable_prefix_caching else NoPrefixIndex(config.block_size)
+        self.index = index
         self.running: list[Sequence] = []
         """By rank. Whoever is here holds blocks for all tokens it has."""
         self._policy = policy
@@ -34,6 +35,10 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._step = 0
         self._count = 0
+        self._planned: tuple[Plan, float] | None = None
+        """What was computed since policies were last told of anything, and when it was decided."""
+        self._again_at: float | None = None
+        """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._closed: list[str] = []
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
@@ -63,10 +68,10 @@ class Scheduler:
 
     def schedule(self, now: float) -> Plan:
         """The plan of the next step. Counters advance here, before anything is computed."""
-        self._policy.gate.observe(self._finished)
-        self._finished.clear()
+        self._policy.observe(self._past(now))
         budget = self.config.max_num_batched_tokens
-        grants, preempted = self._go_on(budget, behind=self._somebody_fits(now))
+        preempted = self._make_way(now)
+        grants = self._go_on(budget, preempted, behind=not preempted and self._somebody_fits(now))
         budget -= sum(count for _, count in grants)
         if not preempted:  # memory that was just taken from one is not given to another
             budget -= self._get_on(grants, budget, now)
@@ -77,6 +82,8 @@ class Scheduler:
             closed, self._closed = self._closed, closed
         plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed))
         self._step += 1
+        self._planned = (plan, now) if work else None
+        self._again_at = now if preempted and not work else None
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
@@ -109,6 +116,8 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
+        if self._again_at is not None:
+            return self._again_at
         return self._policy.gate.wake_at(self._queue, self.running)
 
     def snapshot(self) -> Snapshot:
@@ -124,28 +133,75 @@ class Scheduler:
         """Everyone in flight, for checks."""
         return self._sequences.values()
 
+    def _past(self, now: float) -> Past:
+        """What happened since this was last asked. A step lasts until the next one is decided: that is what clients feel."""
+        finished = tuple(self._finished)
+        self._finished.clear()
+        if self._planned is None:
+            return Past(None, 0.0, finished)
+        plan, then = self._planned
+        return Past(plan, now - then, finished)
+
+    # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
+
+    def _make_way(self, now: float) -> list[str]:
+        """Preempts those, and only as many, that whoever is first in the queue may displace and must displace to get on.
+
+        He gets on in the next step. If all that he may displace would not be enough, nobody is preempted in vain.
+        """
+        urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
+        if urgent is None:
+            return []
+        lesser = [other for other in self.running if self._queue.may_evict(urgent, other)]
+        if not lesser or self._would_fit(urgent, []) or not self._would_fit(urgent, lesser):
+            return []
+        worst = self._queue.worst_first(lesser)
+        fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
+        for sequence in worst[:fewest]:
+            self._preempt(sequence)
+        return [sequence.id for sequence in worst[:fewest]]
+
+    def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
+        """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
+        away = {other.id for other in leaving}
+        staying = [other for other in self.running if other.id not in away]
+        if len(staying) >= self.config.max_num_seqs:
+            return False
+        match = self._match(sequence)
+        freed = {block for other in leaving for block in self._own(other)} - set(match.blocks)
+        need = self._need(sequence, match) - len(freed)
+        if leaving:
+            need += sum(max(0, self._blocks(len(other.tokens) + 1) - len(other.blocks)) for other in staying)
+        return self._policy.headroom.admits(sequence, need, self.pool, staying)
+
+    def _own(self, sequence: Sequence) -> list[int]:
+        """Blocks that nobody else holds: what its leaving would free, and what it would have to compute again."""
+        return [block for block in sequence.blocks if self.pool.references(block) == 1]
+
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _go_on(self, budget: int, *, behind: bool) -> tuple[list[Grant], list[str]]:
+    def _go_on(self, budget: int, preempted: list[str], *, behind: bool) -> list[Grant]:
+        """Adds to `preempted` whoever loses his blocks."""
         grants: list[Grant] = []
         planned: set[str] = set()
-        preempted: list[str] = []
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
             if sequence.id in preempted:
                 continue
             if self._make_room(sequence, count, planned, preempted):
                 grants.append((sequence, count))
                 planned.add(sequence.id)
-        return grants, preempted
+        return grants
 
     def _make_room(self, sequence: Sequence, count: int, planned: set[str], preempted: list[str]) -> bool:
-        """Gives the sequence the blocks for `count` more tokens. Preempts the worst that has no part in this step yet.
+        """Gives the sequence the blocks for `count` more tokens. Preempts one of the worst that have no part in this step yet.
 
-        The worst may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
+        That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
         need = self._blocks(sequence.computed + count) - len(sequence.blocks)
         while need > self.pool.free:
-            victim = self._queue.victim([other for other in self.running if other.id not in planned])
+            candidates = [other for other in self.running[1:] if other.id not in planned]
+            assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
+            victim = self._queue.victim(candidates, self._recomputation)
             self._preempt(victim)
             preempted.append(victim.id)
             if victim is sequence:
@@ -153,6 +209,10 @@ class Scheduler:
         if need > 0:
             self._take(sequence, need)
         return True
+
+    def _recomputation(self, sequence: Sequence) -> int:
+        """Tokens that would have to be computed again after a preemption, if none of them survives in the cache."""
+        return min(sequence.computed, len(self._own(sequence)) * self.config.block_size)
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,9 +222,13 @@ class Scheduler:
         The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
         """
         spent = 0
-        while spent < budget and (sequence := self._candidate(now)) is not None:
-            if not self._admit(sequence):
+        while (sequence := self._candidate(now)) is not None:
+            match = self._match(sequence)
+            if not self._policy.split.starts(self._missing(sequence, match), budget - spent):
                 break
+            if not self._fits(sequence, match):
+                break
+            self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
             grants.append((sequence, count))
             spent += count
@@ -181,27 +245,30 @@ class Scheduler:
         sequence = self._candidate(now)
         return sequence is not None and self._fits(sequence, self._match(sequence))
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Gives the sequence blocks for all tokens that it has, shared ones first; False if memory does not allow it."""
-        match = self._match(sequence)
-        if not self._fits(sequence, match):
-            return False
+    def _admit(self, sequence: Sequence, match: Match) -> None:
+        """Gives the sequence blocks for all tokens that it has, shared ones first."""
         self._queue.remove(sequence)
         insort(self.running, sequence, key=self._queue.rank)
         sequence.running = True
         self._share(sequence, match)
         self._take(sequence, self._blocks(len(sequence.tokens)) - len(match.blocks))
         self._note_first_admission(sequence)
-        return True
+
+    def _missing(self, sequence: Sequence, match: Match) -> int:
+        """Tokens that it will miss when it has got on."""
+        return len(sequence.tokens) - len(match.blocks) * self.config.block_size
 
     def _match(self, sequence: Sequence) -> Match:
         return self.index.match(sequence.tokens, sequence.request.cache_salt)
 
     def _fits(self, sequence: Sequence, match: Match) -> bool:
-        """Memory allows for all tokens that the sequence has. Shared blocks cost nothing, unless they are free now."""
+        """Memory allows for all tokens that the sequence has."""
+        return self._policy.headroom.admits(sequence, self._need(sequence, match), self.pool, self.running)
+
+    def _need(self, sequence: Sequence, match: Match) -> int:
+        """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
-        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
-        return self._policy.headroom.admits(sequence, fresh + revived, self.pool, self.running)
+        return fresh + sum(self.pool.references(block) == 0 for block in match.blocks)
 
     def _note_first_admission(self, sequence: Sequence) -> None:
         """Hits of a resumed sequence are its own earlier work, and no news to anybody."""
@@ -209,6 +276,7 @@ class Scheduler:
             return
         sequence.started = True
         sequence.cached = sequence.computed
+        self._queue.serve(sequence, prompt=sequence.prompt_len - sequence.cached)
         self._admitted.append(Admitted(sequence.request, queried=sequence.prompt_len, cached=sequence.cached))
 
     # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,6 +331,7 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)
+        self._queue.serve(sequence, answer=1)
         ending = stopping.ending(sequence)
         if ending is None:
             self._outputs.append(Output(sequence.id, (token,), None, None, sequence.cached, logprobs))
@@ -286,7 +355,10 @@ class Scheduler:
         logprobs: tuple[Logprobs, ...] = (),
     ) -> None:
         """The one way out: frees everything that the sequence holds, and answers."""
-        (self.running if sequence.running else self._queue).remove(sequence)
+        if sequence.running:
+            self.running.remove(sequence)
+        else:
+            self._queue.remove(sequence)
         sequence.running = False
         self._release(sequence)
         sequence.finish = finish

@@ -1,7 +1,7 @@
 """How a step's token budget is divided. Knows how much each sequence misses; knows nothing of memory."""
 
 from chairlift.core.types import Sequence
-from chairlift.schedule.policy import Split
+from chairlift.schedule.policy import Past, Split
 
 
 class Chunked:
@@ -16,14 +16,8 @@ class Chunked:
         self.floor = floor
 
     def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
-        shares: list[tuple[Sequence, int]] = []
-        prompts: list[Sequence] = []
-        for sequence in running:
-            if sequence.missing > 1:
-                prompts.append(sequence)
-            elif budget:
-                shares.append((sequence, 1))
-                budget -= 1
+        shares, prompts = _next_tokens(running, budget)
+        budget -= len(shares)
         chunks: list[int] = []
         for position, sequence in enumerate(prompts, start=1):
             chunks.append(self.chunk(sequence.missing, budget, behind=behind or position < len(prompts)))
@@ -36,9 +30,129 @@ class Chunked:
                 shares.append((sequence, count + more))
         return shares
 
+    def starts(self, missing: int, budget: int) -> bool:  # noqa: ARG002
+        return budget > 0
+
     def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
         most = min(budget, max(budget // 2, self.floor)) if behind else budget
         return min(missing, most)
+
+    def observe(self, past: Past) -> None: ...
+
+
+class Whole:
+    """Prompts are computed in one piece: one that does not fit into what is left of the step waits for the next.
+
+    Only a prompt longer than `budget`, that of a whole step, is cut; then it goes on with all that is left of every step.
+    """
+
+    def __init__(self, *, budget: int) -> None:
+        self._budget = budget
+
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:  # noqa: ARG002
+        shares, prompts = _next_tokens(running, budget)
+        budget -= len(shares)
+        for sequence in prompts:
+            if not budget:
+                break
+            shares.append((sequence, min(sequence.missing, budget)))
+            budget -= shares[-1][1]
+        return shares
+
+    def starts(self, missing: int, budget: int) -> bool:
+        return budget > 0 and (missing <= budget or missing > self._budget)
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:  # noqa: ARG002
+        return min(missing, budget)
+
+    def observe(self, past: Past) -> None: ...
+
+
+class Balanced:
+    """All prompts get the same number of tokens; what some do not need goes to the others. Nobody's prompt overtakes another's.
+
+    Whoever may still get on counts as one more prompt.
+    """
+
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
+        shares, prompts = _next_tokens(running, budget)
+        budget -= len(shares)
+        claims = len(prompts) + behind
+        # The smallest needs come first, so that whatever they leave is there to be divided among the larger ones.
+        for sequence in sorted(prompts, key=lambda sequence: sequence.missing):
+            count = min(sequence.missing, -(-budget // claims))
+            budget -= count
+            claims -= 1
+            if count:
+                shares.append((sequence, count))
+        return shares
+
+    def starts(self, missing: int, budget: int) -> bool:  # noqa: ARG002
+        return budget > 0
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
+        return min(missing, -(-budget // 2) if behind else budget)
+
+    def observe(self, past: Past) -> None: ...
+
+
+AIM = 0.8
+"""Of the target, that a step is sized for: steps of one size take now more and now less."""
+
+MOST_GROWTH = 1.25
+"""By which the prompts' part of a step may grow at once."""
+
+
+class Adaptive:
+    """Keeps the time between two tokens of a stream under `itl_target_s`, by giving prompts only so many tokens a step.
+
+    How many is learned from the steps themselves: after one that took too long the next is smaller in proportion, and as long
+    as steps are short they grow. It never is less than `floor`, so prompts get on even where the target cannot be met. While
+    nobody waits for a next token, prompts get everything. `inner` divides what they get.
+    """
+
+    def __init__(self, inner: Split, *, itl_target_s: float, floor: int, budget: int) -> None:
+        self._inner = inner
+        self._aim_s = AIM * itl_target_s
+        self._floor = floor
+        self._budget = budget
+        self._allowance = float(floor)
+        self._left = 0
+        """Of this step's tokens for prompts."""
+
+    @property
+    def allowance(self) -> int:
+        """Tokens of prompts beside next tokens, in one step."""
+        return int(self._allowance)
+
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
+        shares, prompts = _next_tokens(running, budget)
+        budget -= len(shares)
+        self._left = min(budget, self.allowance) if shares else budget
+        chunks = self._inner.share(prompts, self._left, behind=behind)
+        self._left -= sum(count for _, count in chunks)
+        return shares + chunks
+
+    def starts(self, missing: int, budget: int) -> bool:
+        return self._inner.starts(missing, min(budget, self._left))
+
+    def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
+        count = self._inner.chunk(missing, min(budget, self._left), behind=behind)
+        self._left -= count
+        return count
+
+    def observe(self, past: Past) -> None:
+        """Steps with prompts beside next tokens tell how long such steps take; others tell nothing about them."""
+        if past.plan is None or past.elapsed_s <= 0:
+            return
+        prompts = sum(len(work.tokens) for work in past.plan.work if len(work.tokens) > 1)
+        if not prompts or all(len(work.tokens) > 1 for work in past.plan.work):
+            return
+        ratio = self._aim_s / past.elapsed_s
+        if ratio < 1:
+            self._allowance = max(self._floor, min(self._allowance, prompts) * ratio)
+        elif prompts >= self.allowance:  # a step that was not full does not show that a larger one would be too long
+            self._allowance = min(self._budget, self._allowance * min(ratio, MOST_GROWTH))
 
 
 class PrefillFirst:
@@ -55,5 +169,18 @@ class PrefillFirst:
         prompts = [sequence for sequence in running if sequence.missing > 1 or sequence.computed < sequence.prompt_len]
         return self._inner.share(prompts if prompts or behind else running, budget, behind=behind)
 
+    def starts(self, missing: int, budget: int) -> bool:
+        return self._inner.starts(missing, budget)
+
     def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
         return self._inner.chunk(missing, budget, behind=behind)
+
+    def observe(self, past: Past) -> None:
+        self._inner.observe(past)
+
+
+def _next_tokens(running: list[Sequence], budget: int) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
+    """A token for each that misses one, as far as the budget goes; and those that miss more."""
+    ready = [sequence for sequence in running if sequence.missing == 1]
+    prompts = [sequence for sequence in running if sequence.missing > 1]
+    return [(sequence, 1) for sequence in ready[:budget]], prompts

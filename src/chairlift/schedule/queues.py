@@ -1,0 +1,205 @@
+"""Queues that orders are made of: one sorted by a number, one per tenant, one per class. Each can stand within the next.
+
+They know who waits and how the queues within them sort; they know neither memory nor the step's budget. A number by which a
+sequence is sorted is worked out when it comes, and never depends on the clock.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain, zip_longest
+from typing import NamedTuple, Protocol
+
+from chairlift.core.types import Sequence
+from chairlift.schedule.shares import Ledger
+
+Key = Callable[[Sequence], float]
+"""Where a sequence belongs, in seconds of arrival or anything else that a queue sorts by: the smaller, the earlier."""
+
+
+class Queue(Protocol):
+    """Sequences that wait, some of them before others."""
+
+    def push(self, sequence: Sequence) -> None: ...
+    def remove(self, sequence: Sequence) -> None: ...
+    def peek(self, now: float) -> Sequence | None: ...
+    def __iter__(self) -> Iterator[Sequence]: ...
+    def __len__(self) -> int: ...
+
+    def badness(self, sequence: Sequence) -> tuple[float, ...]:
+        """How soon a running sequence yields: the larger, the sooner, by the same order that sorts those who wait."""
+        ...
+
+
+class _Entry(NamedTuple):
+    """Compared from left to right; numbers are never equal."""
+
+    later: bool
+    key: float
+    number: int
+    sequence: Sequence
+
+
+class Sorted:
+    """By a key; equal keys keep the order in which they came.
+
+    With `resumed_first`, whoever has run before goes before all who have not: what was computed for him is soon lost otherwise.
+    A sorted list: even with ten thousand entries, a binary search and a move of pointers beat any cleverer structure.
+    """
+
+    def __init__(self, key: Key, *, resumed_first: bool = True) -> None:
+        self._key = key
+        self._resumed_first = resumed_first
+        self._entries: list[_Entry] = []
+        self._of: dict[str, _Entry] = {}
+
+    def push(self, sequence: Sequence) -> None:
+        self.put(sequence, self._key(sequence))
+
+    def put(self, sequence: Sequence, key: float) -> None:
+        """Queues it by this key. One that is queued already moves there."""
+        if sequence.id in self._of:
+            self.remove(sequence)
+        later = self._resumed_first and not sequence.started
+        entry = self._of[sequence.id] = _Entry(later, key, sequence.number, sequence)
+        insort(self._entries, entry)
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._entries[bisect_left(self._entries, self._of.pop(sequence.id))]
+
+    def key_of(self, sequence: Sequence) -> float:
+        """By which it is queued."""
+        return self._of[sequence.id].key
+
+    def peek(self, now: float) -> Sequence | None:  # noqa: ARG002
+        return self._entries[0].sequence if self._entries else None
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.id in self._of
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry.sequence for entry in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def badness(self, sequence: Sequence) -> tuple[float, ...]:
+        return (self._key(sequence), sequence.number)
+
+
+class Fair:
+    """A queue per tenant. Whoever has been served least, by the ledger, is next.
+
+    Of tenants that were served alike, the one goes first that has waited for longer. Counters only grow while somebody waits,
+    so a heap of old values finds the smallest: what comes up too small is put back.
+    """
+
+    def __init__(self, ledger: Ledger, inner: Callable[[], Queue]) -> None:
+        self._ledger = ledger
+        self._inner = inner
+        self._pattern = inner()
+        self._queues: dict[str, Queue] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._since: dict[str, int] = {}
+        """The number of the request with which a tenant's queue began."""
+
+    def push(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._ledger.wait(sequence)
+        if tenant not in self._queues:
+            self._queues[tenant] = self._inner()
+            self._since[tenant] = sequence.number
+            heappush(self._heap, self._entry(tenant))
+            self._tidy()
+        self._queues[tenant].push(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        queue = self._queues[tenant]
+        queue.remove(sequence)
+        self._ledger.leave(sequence)
+        if not len(queue):
+            del self._queues[tenant], self._since[tenant]
+
+    def peek(self, now: float) -> Sequence | None:
+        while self._heap:
+            tenant = self._heap[0][-1]
+            if tenant not in self._queues:
+                heappop(self._heap)
+            elif self._entry(tenant) > self._heap[0]:
+                heapreplace(self._heap, self._entry(tenant))
+            else:
+                return self._queues[tenant].peek(now)
+        return None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """One of each tenant in turn, as if all were served alike."""
+        by_share = sorted(self._queues, key=self._entry)
+        rounds = zip_longest(*(self._queues[tenant] for tenant in by_share))
+        return (sequence for sequence in chain.from_iterable(rounds) if sequence is not None)
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def badness(self, sequence: Sequence) -> tuple[float, ...]:
+        return (self._ledger.counter(sequence.request.tenant), *self._pattern.badness(sequence))
+
+    def _tidy(self) -> None:
+        """Values of tenants that have gone stay below the top of the heap; they are swept out before they are the majority."""
+        if len(self._heap) > 2 * len(self._queues) + 16:
+            self._heap = [self._entry(tenant) for tenant in self._queues]
+            heapify(self._heap)
+
+    def _entry(self, tenant: str) -> tuple[float, int, str]:
+        return self._ledger.counter(tenant), self._since[tenant], tenant
+
+
+class _Class(NamedTuple):
+    queue: Queue
+    ages: Sorted
+    """The same sequences by age."""
+
+
+class Classes:
+    """A queue per priority. Whose oldest request has the smallest rank is next; who it is within the class, the class says."""
+
+    def __init__(self, rank: Key, inner: Callable[[], Queue]) -> None:
+        self._rank = rank
+        self._inner = inner
+        self._pattern = inner()
+        self._classes: dict[int, _Class] = {}
+
+    def push(self, sequence: Sequence) -> None:
+        priority = sequence.request.priority
+        if priority not in self._classes:
+            self._classes[priority] = _Class(self._inner(), Sorted(self._rank, resumed_first=False))
+        queue, ages = self._classes[priority]
+        queue.push(sequence)
+        ages.put(sequence, self._rank(sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        queue, ages = self._classes[sequence.request.priority]
+        queue.remove(sequence)
+        ages.remove(sequence)
+        if not len(queue):
+            del self._classes[sequence.request.priority]
+
+    def peek(self, now: float) -> Sequence | None:
+        if len(self._classes) == 1:
+            return next(iter(self._classes.values())).queue.peek(now)
+        first = min(self._classes.values(), key=self._oldest, default=None)
+        return None if first is None else first.queue.peek(now)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(one.queue for one in sorted(self._classes.values(), key=self._oldest))
+
+    def __len__(self) -> int:
+        return sum(len(one.queue) for one in self._classes.values())
+
+    def badness(self, sequence: Sequence) -> tuple[float, ...]:
+        return (sequence.request.priority, *self._pattern.badness(sequence))
+
+    def _oldest(self, one: _Class) -> float:
+        oldest = one.ages.peek(0.0)
+        assert oldest is not None, "a class is dropped with its last request"
+        return one.ages.key_of(oldest)

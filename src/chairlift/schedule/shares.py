@@ -1,0 +1,79 @@
+"""What each tenant was given: virtual token counters. Knows who was served how much; knows no queue.
+
+Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), there called VTC: whoever comes back after a pause
+begins with the least counter of those who wait, so that nobody saves up service, and nobody is made to pay for what was
+given to him while nobody else wanted it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from chairlift.core.types import Sequence
+from chairlift.schedule.policy import Past
+
+PROMPT_TOKEN = 1.0
+ANSWER_TOKEN = 2.0
+"""What tokens count, as in the paper. Tokens out of the prefix cache and tokens that are computed again count nothing."""
+
+MAX_IDLE_TENANTS = 1024
+"""So many counters of tenants without requests are remembered. The smallest are forgotten first: they tell the least."""
+
+
+class Ledger:
+    """A counter per tenant, in weighted tokens divided by the tenant's weight (1 unless stated)."""
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._counters: dict[str, float] = {}
+        self._waiting: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()
+        self._last_left = 0.0
+        """The counter of the tenant that last left nobody behind in the queue, as it stood then."""
+
+    def counter(self, tenant: str) -> float:
+        return self._counters.get(tenant, 0.0)
+
+    @property
+    def tenants(self) -> int:
+        """How many are remembered."""
+        return len(self._counters)
+
+    def wait(self, sequence: Sequence) -> None:
+        """It joins the queue. A tenant that had nobody there is lifted to the others, unless the sequence was preempted."""
+        tenant = sequence.request.tenant
+        if not sequence.started:
+            self._in_flight[tenant] += 1
+            if not self._waiting[tenant]:
+                floor = min(map(self.counter, self._waiting_tenants()), default=self._last_left)
+                self._counters[tenant] = max(self.counter(tenant), floor)
+        self._waiting[tenant] += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+            self._last_left = self.counter(tenant)
+
+    def charge(self, tenant: str, *, prompt: int = 0, answer: int = 0) -> None:
+        cost = prompt * PROMPT_TOKEN + answer * ANSWER_TOKEN
+        self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
+
+    def observe(self, past: Past) -> None:
+        for sequence in past.finished:
+            tenant = sequence.request.tenant
+            self._in_flight[tenant] -= 1
+            if not self._in_flight[tenant]:
+                del self._in_flight[tenant]
+        if past.finished:
+            self._forget()
+
+    def _waiting_tenants(self) -> list[str]:
+        return [tenant for tenant, count in self._waiting.items() if count]
+
+    def _forget(self) -> None:
+        surplus = len(self._counters) - len(self._in_flight) - MAX_IDLE_TENANTS
+        if surplus > 0:
+            idle = sorted((tenant for tenant in self._counters if tenant not in self._in_flight), key=self.counter)
+            for tenant in idle[:surplus]:
+                del self._counters[tenant]

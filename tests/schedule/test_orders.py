@@ -1,0 +1,240 @@
+"""Orders in virtual time: who gets on first, who yields, and that nobody waits for ever."""
+
+from typing import Any
+
+import pytest
+from engines import NEXT, config, ride
+from executors import solo
+from virtual import Ride, request
+
+from chairlift.cache.prefix import PrefixIndex
+from chairlift.core.types import Sequence
+from chairlift.schedule.orders import AGING_S, LATE_S, Seniority
+from chairlift.schedule.presets import ORDERS
+
+LOW = 1000
+"""So low a class that no age makes up for it within a test."""
+
+
+def first_step(engine: Ride, request_id: str) -> int:
+    return engine.work_of(request_id)[0][0]
+
+
+def starts(engine: Ride) -> list[str]:
+    return [admitted.request.id for step in engine.steps for admitted in step.admitted]
+
+
+def one_by_one(policy: str, **changes: Any) -> Ride:
+    return ride(scheduling_policy=policy, max_num_seqs=1, **changes)
+
+
+@pytest.mark.parametrize("policy", ORDERS)
+def test_with_one_class_one_tenant_and_no_wishes_all_are_served_as_they_come(policy: str):
+    engine = one_by_one(policy)
+    engine.submit(*(request(name, range(5), 3, arrival=float(number)) for number, name in enumerate("cab")))
+    engine.run()
+    assert starts(engine) == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize("policy", [name for name in ORDERS if name != "fcfs"])
+def test_the_higher_class_gets_on_first(policy: str):
+    engine = one_by_one(policy)
+    engine.submit(request("low", range(5), priority=1), request("high", range(5), arrival=1.0))
+    engine.run()
+    assert starts(engine) == ["high", "low"]
+
+
+def test_without_classes_nobody_cares():
+    engine = one_by_one("fcfs")
+    engine.submit(request("low", range(5), priority=1), request("high", range(5), arrival=1.0))
+    engine.run()
+    assert starts(engine) == ["low", "high"]
+
+
+# ── making way ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def full_of_low_ones(policy: str = "priority") -> Ride:
+    engine = ride(scheduling_policy=policy, max_num_seqs=2, num_blocks=60)
+    engine.submit(*(request(f"low{number}", range(number, number + 4), 40, priority=LOW) for number in range(2)))
+    for _ in range(3):
+        engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("policy", [name for name in ORDERS if name != "fcfs"])
+def test_an_urgent_request_takes_a_place_in_a_full_batch(policy: str):
+    engine = full_of_low_ones(policy)
+    engine.submit(request("urgent", range(9, 13), 4, arrival=3.0))
+    engine.run()
+    assert first_step(engine, "urgent") == 4  # one step after the one that made way
+    assert engine.preemptions == 1
+
+
+def test_when_all_who_ran_make_way_the_engine_does_not_fall_asleep():
+    engine = one_by_one("priority")
+    engine.submit(request("low", range(4), 20, priority=LOW))
+    engine.step()
+    engine.submit(request("urgent", range(9, 13), 4, arrival=1.0))
+    step = engine.step()
+    assert (step.plan.work, step.plan.preempted, step.wake_at) == ((), ("low",), step.now)
+    engine.run()
+    assert starts(engine) == ["low", "urgent"]
+    assert engine.free_again
+
+
+def test_whoever_made_way_comes_back_with_its_own_text():
+    engine = full_of_low_ones()
+    engine.submit(*(request(f"urgent{number}", range(9, 13), 4, arrival=3.0) for number in range(4)))
+    engine.run()
+    assert {f"low{n}": tuple(engine.tokens[f"low{n}"]) for n in range(2)} == {
+        f"low{n}": solo(tuple(range(n, n + 4)), NEXT, 40) for n in range(2)
+    }
+    assert engine.free_again
+
+
+def test_an_equal_class_never_displaces_anybody():
+    engine = full_of_low_ones()
+    engine.submit(request("equal", range(9, 13), 4, arrival=3.0, priority=LOW))
+    engine.run()
+    assert engine.preemptions == 0
+
+
+def test_only_as_many_make_way_as_must():
+    engine = ride(scheduling_policy="priority", num_blocks=40, max_num_seqs=4)
+    engine.submit(*(request(f"low{number}", range(number * 9, number * 9 + 16), 8, priority=LOW) for number in range(4)))
+    for _ in range(6):
+        engine.step()
+    engine.submit(request("urgent", range(40, 48), 4, arrival=6.0))
+    assert len(engine.step().plan.preempted) == 1
+    assert [admitted.request.id for admitted in engine.step().admitted] == ["urgent"]
+
+
+def test_nobody_makes_way_in_vain():
+    """The urgent one needs more memory than those below it hold: one of its own class has the rest."""
+    engine = ride(scheduling_policy="priority", num_blocks=24, max_num_seqs=3, max_num_batched_tokens=64)
+    engine.submit(request("peer", range(40), 20), request("low", range(50, 58), 24, priority=LOW))
+    for _ in range(3):
+        engine.step()
+    engine.submit(request("urgent", range(60, 110), 4, arrival=3.0))
+    while not engine.endings["peer"]:
+        assert not engine.step().plan.preempted
+
+
+def test_a_group_runs_to_its_end_whoever_waits():
+    engine = ride(scheduling_policy="priority", preset="static", max_num_seqs=2)
+    engine.submit(*(request(f"low{number}", range(4), 20, priority=LOW) for number in range(2)))
+    engine.step()
+    engine.submit(request("urgent", range(4), 4, arrival=1.0))
+    engine.run()
+    assert engine.preemptions == 0
+
+
+def test_age_protects_from_being_displaced():
+    seniority = Seniority(10.0)
+    running = Sequence(request("low", [1], arrival=0.0, priority=1))
+    assert seniority.may_evict(Sequence(request("urgent", [1], arrival=9.0)), running)
+    assert not seniority.may_evict(Sequence(request("urgent", [1], arrival=11.0)), running)
+
+
+def test_memory_is_taken_from_the_lower_class():
+    engine = ride(scheduling_policy="priority", num_blocks=14, max_model_len=56)
+    engine.submit(request("low", range(6), 40, priority=LOW), request("high", range(10, 16), 40, arrival=1.0))
+    engine.run()
+    preempted = {seq_id for step in engine.steps for seq_id in step.plan.preempted}
+    assert preempted == {"low"}
+
+
+def test_of_like_ones_the_cheaper_of_the_worse_half_yields():
+    order = ORDERS["fair"](config(), PrefixIndex(4))
+    running = [Sequence(request(str(number), [1], arrival=float(number)), number) for number in range(4)]
+    costs = {"0": 1, "1": 1, "2": 10, "3": 20}
+    assert order.victim(running, lambda one: costs[one.id]).id == "2"
+
+
+# ── nobody starves ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_low_class_waits_a_bounded_time_under_permanent_overload():
+    """One urgent request a second, each of which takes two: whoever is one class lower is due after `AGING_S` all the same."""
+    engine = one_by_one("priority")
+    engine.submit(request("low", range(3), 2, priority=1))
+    for number in range(4 * int(AGING_S)):
+        engine.submit(request(f"u{number}", [number % 9], 2, arrival=float(number)))
+        engine.step()
+    # It is overtaken by those that came within AGING_S, two steps each, and by nobody else.
+    assert first_step(engine, "low") <= 2 * AGING_S + 2
+
+
+def test_a_long_answer_waits_a_bounded_time_though_short_ones_keep_coming():
+    engine = one_by_one("shortest", max_model_len=40)
+    engine.submit(request("long", range(3), 36))
+    for number in range(100):
+        engine.submit(request(f"s{number}", [number % 9], 2, arrival=float(number)))
+        engine.step()
+    assert first_step(engine, "long") <= 2 * (36 * 0.25 + 2)
+
+
+def test_a_prompt_that_is_not_cached_waits_a_bounded_time_though_cached_ones_keep_coming():
+    engine = one_by_one("prefix")
+    engine.submit(request("seed", range(40), 2))
+    engine.run()
+    engine.submit(request("other", range(50, 90), 2, arrival=3.0))
+    for number in range(60):
+        engine.submit(request(f"c{number}", range(40), 2, arrival=engine.now))
+        engine.step()
+    assert first_step(engine, "other") < 20
+
+
+def test_who_is_late_waits_a_bounded_time_though_others_keep_coming():
+    engine = one_by_one("deadline")
+    engine.submit(request("late", range(3), 2, ttft_target_s=-1.0))
+    for number in range(200):
+        engine.submit(request(f"d{number}", [number % 9], 2, arrival=float(number), ttft_target_s=5.0))
+        engine.step()
+    assert first_step(engine, "late") <= 2 * (LATE_S + 5.0)
+
+
+# ── the orders within ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_earliest_deadline_goes_first():
+    engine = one_by_one("deadline")
+    wishes = {"none": None, "patient": 60.0, "hasty": 3.0}
+    engine.submit(*(request(name, range(3), 2, ttft_target_s=target) for name, target in wishes.items()))
+    engine.run()
+    assert starts(engine) == ["hasty", "none", "patient"]
+
+
+def test_who_cannot_be_in_time_any_more_steps_back():
+    engine = one_by_one("deadline")
+    engine.submit(request("first", range(3), 8))
+    engine.step()
+    engine.submit(request("hopeless", range(3), 2, arrival=0.5, ttft_target_s=2.0))
+    engine.submit(request("possible", range(3), 2, arrival=0.5, ttft_target_s=20.0))
+    engine.run()
+    assert starts(engine) == ["first", "possible", "hopeless"]
+
+
+def test_the_shortest_expected_answer_goes_first():
+    engine = one_by_one("shortest")
+    engine.submit(request("long", range(3), 30), request("short", range(3), 5, arrival=1.0))
+    engine.run()
+    assert starts(engine) == ["short", "long"]
+
+
+def test_a_cached_prompt_goes_first():
+    engine = one_by_one("prefix", max_model_len=60)
+    engine.submit(request("seed", range(40), 2))
+    engine.run()
+    engine.submit(request("other", range(50, 90), 2, arrival=3.0), request("like", range(44), 2, arrival=3.5))
+    engine.run()
+    assert starts(engine) == ["seed", "like", "other"]
+
+
+def test_a_prompt_whose_beginning_is_computed_meanwhile_moves_up():
+    engine = one_by_one("prefix", max_model_len=60)
+    engine.submit(request("seed", range(40), 8))
+    engine.submit(request("other", range(50, 90), 2, arrival=1.0), request("like", range(44), 2, arrival=1.5))
+    engine.run()
+    assert starts(engine) == ["seed", "like", "other"]

@@ -1,0 +1,96 @@
+"""Virtual token counters: what is charged, who is lifted, what is forgotten."""
+
+from virtual import request
+
+from chairlift.core.types import Sequence
+from chairlift.schedule import shares
+from chairlift.schedule.policy import Past
+from chairlift.schedule.shares import ANSWER_TOKEN, PROMPT_TOKEN, Ledger
+
+
+def sequence(tenant: str, number: int = 0) -> Sequence:
+    return Sequence(request(f"{tenant}{number}", [1], tenant=tenant), number)
+
+
+def finished(*sequences: Sequence) -> Past:
+    return Past(None, 0.0, sequences)
+
+
+def test_tokens_are_charged_by_what_they_cost():
+    ledger = Ledger()
+    ledger.charge("a", prompt=10, answer=3)
+    assert ledger.counter("a") == 10 * PROMPT_TOKEN + 3 * ANSWER_TOKEN
+
+
+def test_a_weight_divides_the_charge():
+    ledger = Ledger({"a": 4.0})
+    ledger.charge("a", prompt=10)
+    assert ledger.counter("a") == 10 * PROMPT_TOKEN / 4
+
+
+def test_a_newcomer_begins_with_the_least_of_those_who_wait():
+    ledger = Ledger()
+    ledger.wait(sequence("a"))
+    ledger.wait(sequence("b"))
+    ledger.charge("a", prompt=50)
+    ledger.charge("b", prompt=30)
+    ledger.wait(sequence("c"))
+    assert ledger.counter("c") == ledger.counter("b") == 30
+
+
+def test_into_an_empty_queue_one_comes_with_the_counter_of_the_last_who_left_it():
+    ledger = Ledger()
+    ledger.wait(sequence("a"))
+    ledger.charge("a", prompt=50)
+    ledger.leave(sequence("a"))
+    ledger.wait(sequence("b"))
+    assert ledger.counter("b") == ledger.counter("a")
+
+
+def test_nobody_is_lifted_below_what_he_had():
+    ledger = Ledger()
+    ledger.charge("a", prompt=100)
+    ledger.wait(sequence("b"))
+    ledger.wait(sequence("a"))
+    assert ledger.counter("a") == 100 * PROMPT_TOKEN
+
+
+def test_the_second_request_of_a_tenant_lifts_nobody():
+    ledger = Ledger()
+    ledger.wait(sequence("a", 1))
+    ledger.wait(sequence("b"))
+    ledger.charge("b", prompt=50)
+    ledger.wait(sequence("a", 2))
+    assert ledger.counter("a") == 0
+
+
+def test_a_preempted_request_lifts_nobody():
+    ledger = Ledger()
+    ledger.wait(sequence("b"))
+    ledger.charge("b", prompt=50)
+    back = sequence("a")
+    back.started = True
+    ledger.wait(back)
+    assert ledger.counter("a") == 0
+
+
+def test_only_so_many_idle_tenants_are_remembered():
+    ledger = Ledger()
+    everybody = [sequence(f"t{number}") for number in range(shares.MAX_IDLE_TENANTS + 10)]
+    for cost, one in enumerate(everybody):
+        ledger.wait(one)
+        ledger.leave(one)
+        ledger.charge(one.request.tenant, prompt=1 + cost)
+    ledger.observe(finished(*everybody))
+    assert ledger.tenants == shares.MAX_IDLE_TENANTS
+    assert ledger.counter("t0") == 0 < ledger.counter("t10")
+
+
+def test_tenants_with_requests_in_flight_are_never_forgotten():
+    ledger = Ledger()
+    everybody = [sequence(f"t{number}") for number in range(shares.MAX_IDLE_TENANTS + 10)]
+    for one in everybody:
+        ledger.wait(one)
+        ledger.charge(one.request.tenant, prompt=1)
+    ledger.observe(finished(everybody[-1]))
+    assert ledger.tenants == len(everybody)

@@ -1,0 +1,34 @@
+"""What the linear cost counts."""
+
+from array import array
+
+from chairlift.core.types import Draw, Plan, Sampling, Work
+from chairlift.sim.cost import Linear
+
+PROMPT = Work("a", 0, array("i", range(10)), array("i"))
+NEXT = Work("b", 7, array("i", [1]), array("i"), (Draw(0, 3, Sampling()),))
+PAD = Work("c", 50, array("i", [0]), array("i"), pad=True)
+
+
+def seconds(cost: Linear, *work: Work) -> float:
+    return cost.seconds(Plan(0, work))
+
+
+def test_every_step_has_its_price():
+    assert seconds(Linear(step_s=0.5), PROMPT) == seconds(Linear(step_s=0.5)) == 0.5
+
+
+def test_all_tokens_are_counted():
+    assert seconds(Linear(token_s=1), PROMPT, NEXT) == 11
+
+
+def test_only_draws_cost_a_draw():
+    assert seconds(Linear(draw_s=1), PROMPT, NEXT) == 1
+
+
+def test_a_row_sees_what_came_before_it_and_itself():
+    assert seconds(Linear(position_s=1), PROMPT, NEXT) == 10 + 8
+
+
+def test_padding_sees_only_itself():
+    assert seconds(Linear(position_s=1), PAD) == 1
