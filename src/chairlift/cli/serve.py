@@ -65,6 +65,16 @@ def serve(
     max_prompts: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most prompts of one completion request.")
     ] = SETTINGS.max_prompts,
+    default_max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Longest answer of requests that say nothing. Default: 16, or for chats what fits."
+        ),
+    ] = SETTINGS.default_max_tokens,
+    max_output_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Longest answer that may be asked for. Default: what the context has room for."),
+    ] = SETTINGS.max_output_tokens,
     sse_keep_alive_interval: Annotated[
         float,
         typer.Option(
@@ -140,6 +150,8 @@ def serve(
         trust_request_chat_template=trust_request_chat_template,
         max_body_bytes=max_body_bytes,
         max_prompts=max_prompts,
+        default_max_tokens=default_max_tokens,
+        max_output_tokens=max_output_tokens,
         sse_keep_alive_s=sse_keep_alive_interval,
         shutdown_timeout_s=shutdown_timeout,
     )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from chairlift.core.errors import ConfigError
+
 MIB = 1024 * 1024
 
 
@@ -20,7 +22,16 @@ class Settings:
     max_body_bytes: int = 8 * MIB
     max_prompts: int = 128
     """Prompts of one completion request."""
+    default_max_tokens: int | None = None
+    """Longest answer of requests that say nothing. None: what OpenAI's API says, 16 for completions and what fits for chats."""
+    max_output_tokens: int | None = None
+    """Longest answer that anyone may ask for. None: what the context has room for."""
     sse_keep_alive_s: float = 15.0
     """A stream that has been silent for so long gets a comment, so that proxies do not close it. 0: never."""
     shutdown_timeout_s: float = 30.0
     """How long running answers may go on after the first signal to end; then they end with an error."""
+
+    def __post_init__(self) -> None:
+        default, most = self.default_max_tokens, self.max_output_tokens
+        if default is not None and most is not None and default > most:
+            raise ConfigError(f"default_max_tokens ({default}) must not be more than max_output_tokens ({most})")

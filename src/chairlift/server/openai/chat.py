@@ -63,7 +63,7 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
         [Prompt(tokens)],
         id=f"chatcmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
-        wanted=Wanted(body.longest_answer),
+        wanted=Wanted(body.longest_answer, field="max_completion_tokens" if body.max_completion_tokens else "max_tokens"),
         param="messages",
     )
     return Reply(job, service.client, service.tokenizer, keep_alive_s=service.settings.sse_keep_alive_s)

@@ -28,10 +28,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The longest answer: what the client `asked` for, or else the `default`, cut to what fits (None: all that fits)."""
+    """The longest answer: what the client `asked` for in `field`, or else the `default`, cut to what fits (None: all of it)."""
 
     asked: int | None
     default: int | None = None
+    field: str = "max_tokens"
 
 
 def named_model(service: Service, model: str | None) -> str:
@@ -105,8 +106,13 @@ def _answer_room(service: Service, prompt_len: int, wanted: Wanted, param: str) 
         raise bad_request("the prompt is empty: it has no tokens", param=param)
     if room < 1:
         raise _too_long(service, f"the prompt has {prompt_len} tokens, which leaves no room for an answer", param)
+    most = service.settings.max_output_tokens
     if wanted.asked is None:
-        return room if wanted.default is None else min(room, wanted.default)
+        default = service.settings.default_max_tokens or wanted.default
+        return min(length for length in (room, default, most) if length is not None)
+    if most is not None and wanted.asked > most:
+        message = f"`{wanted.field}` must not be more than {most}: this server gives no longer answers"
+        raise bad_request(message, param=wanted.field)
     if wanted.asked > room:
         raise _too_long(service, f"the prompt has {prompt_len} tokens and the answer may have {wanted.asked}", param)
     return wanted.asked
