@@ -15,6 +15,9 @@ Finish = Literal["stop", "length", "abort", "error"]
 """How a request ends: by itself, at its length, because its client left, or by a fault of ours."""
 
 
+TIMEOUT = "timeout"
+"""The stop reason of a request that ended at a limit of time: as "length", with what it had until then."""
+
 MAX_LOGPROBS = 20
 """The most tokens whose probabilities can be asked for beside that of the drawn one."""
 
@@ -63,6 +66,19 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a request may take, by the engine's clock; None: as long as it needs.
+
+    By `queue_until` it must have got on for the first time, by `finish_until` it must have ended (both moments, in seconds).
+    `stall_s` is the longest time from one of its tokens to the next, above 0.
+    """
+
+    queue_until: float | None = None
+    finish_until: float | None = None
+    stall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for. `arrival` is in seconds of the engine's clock; `prompt` is never empty.
 
@@ -75,6 +91,7 @@ class Request:
     sampling: Sampling = Sampling()
     arrival: float = 0.0
     cache_salt: str = ""
+    limits: Limits = Limits()
 
 
 class Sequence:
@@ -91,6 +108,7 @@ class Sequence:
         "finish",
         "id",
         "indexed",
+        "last_token_at",
         "number",
         "place",
         "prompt_len",
@@ -118,6 +136,8 @@ class Sequence:
         """It is among those that steps are planned for, and holds blocks; otherwise it waits or has ended."""
         self.started = False
         """It has been admitted at least once."""
+        self.last_token_at: float | None = None
+        """When its last token was there, by the clock of the steps. Kept only if the time between tokens is limited."""
         self.finish: Finish | None = None
 
     @property
@@ -216,8 +236,8 @@ class Result(NamedTuple):
 class Output(NamedTuple):
     """What goes back to a client. The last one of a request, and only the last, has a `finish`.
 
-    `stop_reason` is the stop token that ended it, or the message of an error; `cached` counts prompt tokens that came out of
-    the prefix index. `logprobs` has one entry for each token if the request asked for them.
+    `stop_reason` is the stop token that ended it, TIMEOUT, or the message of an error; `cached` counts prompt tokens that came
+    out of the prefix index. `logprobs` has one entry for each token if the request asked for them.
     """
 
     seq_id: str

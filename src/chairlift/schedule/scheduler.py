@@ -12,8 +12,9 @@ from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, NoPrefixIndex, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
-from chairlift.core.types import Draw, Finish, Logprobs, Output, Plan, Request, Result, Sequence, Snapshot, Work
+from chairlift.core.types import TIMEOUT, Draw, Finish, Logprobs, Output, Plan, Request, Result, Sequence, Snapshot, Work
 from chairlift.schedule import door, stopping
+from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.policy import Policy
 
 Grant = tuple[Sequence, int]
@@ -31,6 +32,7 @@ class Scheduler:
         """By rank. Whoever is here holds blocks for all tokens it has."""
         self._policy = policy
         self._queue = policy.order
+        self._limits = TimeLimits()
         self._sequences: dict[str, Sequence] = {}
         self._step = 0
         self._count = 0
@@ -52,6 +54,7 @@ class Scheduler:
         self._count += 1
         self._sequences[request.id] = sequence
         self._queue.push(sequence)
+        self._limits.watch(sequence)
 
     def end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
         """Ends a request from outside. One that has ended already stays as it ended."""
@@ -62,7 +65,10 @@ class Scheduler:
     # ── the step ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self, now: float) -> Plan:
-        """The plan of the next step. Counters advance here, before anything is computed."""
+        """The plan of the next step, after those have ended whose time is over. Counters advance here, before anything is
+        computed."""
+        for sequence in self._limits.expired(now):
+            self._finish(sequence, "length", TIMEOUT)
         self._policy.gate.observe(self._finished)
         self._finished.clear()
         budget = self.config.max_num_batched_tokens
@@ -109,7 +115,8 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
-        return self._policy.gate.wake_at(self._queue, self.running)
+        moments = (self._policy.gate.wake_at(self._queue, self.running), self._limits.wake_at())
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -265,6 +272,7 @@ class Scheduler:
         sequence.tokens.append(token)
         ending = stopping.ending(sequence)
         if ending is None:
+            self._limits.progress(sequence)
             self._outputs.append(Output(sequence.id, (token,), None, None, sequence.cached, logprobs))
         else:
             self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
@@ -290,6 +298,7 @@ class Scheduler:
         sequence.running = False
         self._release(sequence)
         sequence.finish = finish
+        self._limits.forget(sequence)
         del self._sequences[sequence.id]
         self._closed.append(sequence.id)
         self._finished.append(sequence)
