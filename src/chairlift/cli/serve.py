@@ -83,6 +83,22 @@ def serve(
             help="A comment into streams that are silent for so long; 0: never.",
         ),
     ] = SETTINGS.sse_keep_alive_s,
+    queue_timeout: Annotated[
+        float,
+        typer.Option(parser=options.seconds, metavar="SECONDS", help="Who has waited for so long gets 408; 0: never."),
+    ] = SETTINGS.queue_timeout_s,
+    request_timeout: Annotated[
+        float,
+        typer.Option(parser=options.seconds, metavar="SECONDS", help="An answer ends after so long, as it is; 0: never."),
+    ] = SETTINGS.request_timeout_s,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=options.seconds,
+            metavar="SECONDS",
+            help="An answer that has begun and gets no token for so long ends as it is; 0: never.",
+        ),
+    ] = SETTINGS.stall_timeout_s,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -153,6 +169,9 @@ def serve(
         default_max_tokens=default_max_tokens,
         max_output_tokens=max_output_tokens,
         sse_keep_alive_s=sse_keep_alive_interval,
+        queue_timeout_s=queue_timeout,
+        request_timeout_s=request_timeout,
+        stall_timeout_s=stall_timeout,
         shutdown_timeout_s=shutdown_timeout,
     )
     engine = EngineOptions(

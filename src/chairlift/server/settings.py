@@ -28,6 +28,12 @@ class Settings:
     """Longest answer that anyone may ask for. None: what the context has room for."""
     sse_keep_alive_s: float = 15.0
     """A stream that has been silent for so long gets a comment, so that proxies do not close it. 0: never."""
+    queue_timeout_s: float = 0.0
+    """A request that has waited for so long without getting on is answered with 408. 0: never."""
+    request_timeout_s: float = 0.0
+    """A request that has taken so long in all ends with what it has. 0: never."""
+    stall_timeout_s: float = 0.0
+    """An answer that has begun and gets no token for so long ends with what it has. 0: never."""
     shutdown_timeout_s: float = 30.0
     """How long running answers may go on after the first signal to end; then they end with an error."""
 

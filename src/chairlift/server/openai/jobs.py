@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chairlift.core.types import Request, Sampling, Stopping
+from chairlift.core.types import Limits, Request, Sampling, Stopping
 from chairlift.core.wishes import Wishes, sampling
 from chairlift.server.errors import ApiError, bad_request, unknown_model
 from chairlift.server.generate import Choice
@@ -11,6 +11,7 @@ from chairlift.server.openai.prompts import check_ids
 from chairlift.server.openai.schema import GenerationBody
 from chairlift.server.openai.stream import Form, Job
 from chairlift.server.service import Service
+from chairlift.server.settings import Settings
 from chairlift.text.tokenizer import Tokenizer
 
 FRESH_SEED = -1
@@ -96,6 +97,17 @@ def _request(
         sampling=_sampling(service, body),
         arrival=arrival,
         cache_salt=body.cache_salt or "",
+        limits=_limits(service.settings, body.timeout_s, arrival),
+    )
+
+
+def _limits(settings: Settings, timeout_s: float | None, arrival: float) -> Limits:
+    """The client may shorten the time that the operator allows."""
+    total = [time_s for time_s in (timeout_s, settings.request_timeout_s) if time_s]
+    return Limits(
+        queue_until=arrival + settings.queue_timeout_s if settings.queue_timeout_s else None,
+        finish_until=arrival + min(total) if total else None,
+        stall_s=settings.stall_timeout_s or None,
     )
 
 

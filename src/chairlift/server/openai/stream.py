@@ -90,7 +90,7 @@ class Usage:
 class Reply:
     """The ASGI answer to a job. Whatever happens to the connection, nothing keeps running in the engine afterwards.
 
-    Raises ChairliftError, before anything is sent, if the job is refused, or if an answer in one piece comes to nothing.
+    Raises ChairliftError, before anything is sent, if the job is refused or comes to nothing.
     """
 
     def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, *, keep_alive_s: float) -> None:
@@ -140,16 +140,22 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 
 async def _stream(job: Job, run: Run, events: "_Events", keep_alive_s: float) -> None:
-    """From here on the status is sent: whatever goes wrong becomes an event, and the stream ends with `[DONE]`."""
-    await events.start()
+    """The status goes out with the first event, so what goes wrong before that is an answer of its own.
+
+    Afterwards it becomes an event, and the stream ends with `[DONE]`.
+    """
     chunks = _Chunks(job, events)
     try:
         async with _keeping_alive(events, keep_alive_s):
             await run.follow(chunks.take)
         await chunks.end()
     except ChairliftError as error:
+        if not events.sent:
+            raise
         await events.send(from_domain(error).body())
     except Exception:
+        if not events.sent:
+            raise
         log.exception("the stream of %s failed", job.id)
         await events.send(internal().body())
     await events.end()
@@ -196,15 +202,12 @@ class _Chunks:
 
 
 class _Events:
-    """Writes server-sent events, one at a time, and knows when it last did."""
+    """Writes server-sent events, one at a time, and knows how many. The first one brings the status with it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._turn = asyncio.Lock()
         self.sent = 0
-
-    async def start(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
 
     async def send(self, value: dict[str, Any]) -> None:
         await self.write(b"data: %b\n\n" % msgspec.json.encode(value))
@@ -212,6 +215,8 @@ class _Events:
     async def write(self, raw: bytes) -> None:
         async with self._turn:
             self.sent += 1
+            if self.sent == 1:
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
             await self._send({"type": "http.response.body", "body": raw, "more_body": True})
 
     async def end(self) -> None:
