@@ -17,13 +17,12 @@ from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Health, Step
 from chairlift.core.ports import Executor, Sink
 from chairlift.core.types import Finish, Logprobs, Output, Request, Snapshot
+from chairlift.engine.backlog import Backlog
 from chairlift.engine.core import End, EngineCore, Submit
 from chairlift.engine.loop import EngineLoop
 from chairlift.schedule import door
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 120
-SMOOTHING = 0.2
-"""Weight of the latest interval between two endings in their running mean."""
 
 
 class Delta(NamedTuple):
@@ -104,9 +103,7 @@ class EngineClient:
         self._closed: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._interval_s = 1.0
-        """Smoothed time between two endings under load: how fast places become free."""
-        self._last_ending: float | None = None
+        self._backlog = Backlog()
 
     def start(self) -> Self:
         """Starts the engine's thread."""
@@ -207,7 +204,7 @@ class EngineClient:
             raise self._full("max_num_queued_tokens", f"{waiting} prompt tokens are waiting already")
 
     def _full(self, limit: str, what: str) -> QueueFull:
-        wait_s = math.ceil(len(self._queued) * self._interval_s)
+        wait_s = math.ceil(self._backlog.wait_s(self.now(), waiting=len(self._queued)))
         return QueueFull(
             f"the queue is full: {what}; try again later",
             limit=limit,
@@ -234,16 +231,9 @@ class EngineClient:
     def _deliver_one(self, stream: Stream, output: Output) -> None:
         stream.put(output)
         if output.finish is not None:
-            self._note_ending()
+            self._backlog.ended(self.now(), waiting=len(self._queued))
             self._forget(output.seq_id)
 
     def _deliver_failure(self, message: str) -> None:
         for request_id, stream in list(self._streams.items()):
             self._deliver_one(stream, Output(request_id, finish="error", stop_reason=message))
-
-    def _note_ending(self) -> None:
-        """Only the time between two endings while others wait says how fast places become free."""
-        now = self.now()
-        if self._last_ending is not None:
-            self._interval_s += SMOOTHING * (now - self._last_ending - self._interval_s)
-        self._last_ending = now if self._queued else None
