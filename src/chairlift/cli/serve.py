@@ -36,6 +36,15 @@ def serve(
             show_envvar=True,
         ),
     ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="CHAIRLIFT_ADMIN_KEY",
+            help="Whoever sends this key sees and cancels everyone's requests.",
+            show_envvar=True,
+        ),
+    ] = SETTINGS.admin_key,
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,6 +170,7 @@ def serve(
 
     settings = Settings(
         api_keys=tuple(api_key or ()),
+        admin_key=admin_key,
         allowed_origins=tuple(allowed_origins or ()),
         request_id_headers=enable_request_id_headers,
         trust_request_chat_template=trust_request_chat_template,

@@ -18,6 +18,9 @@ Finish = Literal["stop", "length", "abort", "error"]
 TIMEOUT = "timeout"
 """The stop reason of a request that ended at a limit of time: as "length", with what it had until then."""
 
+CANCELLED = "cancelled"
+"""The stop reason of an "abort" that somebody asked for by name: its client may still be there and reads what there is."""
+
 MAX_LOGPROBS = 20
 """The most tokens whose probabilities can be asked for beside that of the drawn one."""
 
@@ -246,6 +249,25 @@ class Output(NamedTuple):
     stop_reason: int | str | None = None
     cached: int = 0
     logprobs: tuple[Logprobs, ...] = ()
+
+
+State = Literal["queued", "prefill", "decode", "preempted"]
+"""Where a request is, for people: the scheduler itself knows no phases. Whoever was preempted waits to go on."""
+
+
+class Standing(NamedTuple):
+    """How far a request has come. `position` is its place among all who wait, from 0, or None if it runs.
+
+    `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
+    """
+
+    id: str
+    state: State
+    position: int | None
+    prompt_tokens: int
+    tokens: int
+    computed: int
+    blocks: int
 
 
 class Snapshot(NamedTuple):

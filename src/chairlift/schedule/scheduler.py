@@ -12,7 +12,21 @@ from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, NoPrefixIndex, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
-from chairlift.core.types import TIMEOUT, Draw, Finish, Logprobs, Output, Plan, Request, Result, Sequence, Snapshot, Work
+from chairlift.core.types import (
+    TIMEOUT,
+    Draw,
+    Finish,
+    Logprobs,
+    Output,
+    Plan,
+    Request,
+    Result,
+    Sequence,
+    Snapshot,
+    Standing,
+    State,
+    Work,
+)
 from chairlift.schedule import door, stopping
 from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.policy import Policy
@@ -125,6 +139,11 @@ class Scheduler:
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
         )
+
+    def standings(self) -> tuple[Standing, ...]:
+        """Everyone in flight: who runs, then who waits, both in order."""
+        running = [_standing(sequence, None) for sequence in self.running]
+        return (*running, *(_standing(sequence, place) for place, sequence in enumerate(self._queue)))
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -303,3 +322,22 @@ class Scheduler:
         self._closed.append(sequence.id)
         self._finished.append(sequence)
         self._outputs.append(Output(sequence.id, tokens, finish, reason, sequence.cached, logprobs))
+
+
+def _standing(sequence: Sequence, position: int | None) -> Standing:
+    return Standing(
+        sequence.id,
+        _state(sequence),
+        position,
+        sequence.prompt_len,
+        sequence.generated,
+        sequence.computed,
+        len(sequence.blocks),
+    )
+
+
+def _state(sequence: Sequence) -> State:
+    if not sequence.running:
+        return "preempted" if sequence.started else "queued"
+    # None is missing while the last of them is being computed.
+    return "decode" if sequence.generated and sequence.missing <= 1 else "prefill"

@@ -85,6 +85,15 @@ def unknown_model(names: Sequence[str]) -> ApiError:
     return ApiError(404, f"this model is not served here; served: {', '.join(names)}", type="NotFoundError", param="model")
 
 
+def unknown_request() -> ApiError:
+    """No such request in flight (404), or none that the caller may see: that is not told apart."""
+    return ApiError(404, "there is no such request in flight", type="NotFoundError", param="id")
+
+
+def forbidden(message: str) -> ApiError:
+    return ApiError(403, message, type="PermissionDeniedError")
+
+
 def too_late(message: str, *, headers: Mapping[str, str] | None = None) -> ApiError:
     """Time was over (408). Clients that would try again by themselves are told not to: it would only add to the load."""
     return ApiError(408, message, type="Request Timeout", headers={"x-should-retry": "false"} | dict(headers or {}))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chairlift.core.errors import ChairliftError
-from chairlift.core.types import TIMEOUT, Logprobs, Request
+from chairlift.core.types import CANCELLED, TIMEOUT, Logprobs, Request
 from chairlift.engine.client import Delta, EngineClient, Stream
 from chairlift.text.answer import Answer, Ending
 from chairlift.text.tokenizer import Tokenizer
@@ -47,8 +47,8 @@ class Piece(NamedTuple):
     """What is new of the choice with this index.
 
     `tokens` counts its answer so far, `cached` its prompt tokens that came out of the cache.
-    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it, or
-    TIMEOUT. `told` has
+    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it,
+    TIMEOUT or CANCELLED. `told` has
     every new token with its log probabilities, if they were asked for, also of tokens whose text is still held back.
     """
 
@@ -155,7 +155,7 @@ class _Writer:
     def take(self, delta: Delta) -> Piece:
         if delta.finish == "error":
             raise Failed(str(delta.stop_reason))
-        if delta.finish == "abort":
+        if delta.finish == "abort" and delta.stop_reason != CANCELLED:
             raise Aborted(str(delta.stop_reason or "the request was aborted"))
         self._cached = max(self._cached, delta.cached)
         before = self._answer.tokens

@@ -13,6 +13,8 @@ class Settings:
 
     api_keys: tuple[str, ...] = ()
     """With at least one, every route but /health and /ping needs `Authorization: Bearer KEY`."""
+    admin_key: str | None = None
+    """Passes as an API key does, and sees and cancels everyone's requests."""
     allowed_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the API (CORS); none by default, "*" for all."""
     request_id_headers: bool = False
@@ -38,6 +40,8 @@ class Settings:
     """How long running answers may go on after the first signal to end; then they end with an error."""
 
     def __post_init__(self) -> None:
+        if self.admin_key == "":
+            raise ConfigError("admin_key must not be empty: everyone would have it")
         default, most = self.default_max_tokens, self.max_output_tokens
         if default is not None and most is not None and default > most:
             raise ConfigError(f"default_max_tokens ({default}) must not be more than max_output_tokens ({most})")

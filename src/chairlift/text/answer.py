@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from chairlift.text.detokenize import Detokenizer, Vocabulary
 from chairlift.text.stops import StopMatcher
 
-Ending = Literal["stop", "length"]
+Ending = Literal["stop", "length", "abort"]
 
 
 class Part(NamedTuple):

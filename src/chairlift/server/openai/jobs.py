@@ -53,6 +53,7 @@ def make_job(
     *,
     id: str,  # noqa: A002 (the name on the wire)
     arrival: float,
+    owner: str,
     wanted: Wanted,
     param: str,
 ) -> Job:
@@ -83,6 +84,7 @@ def make_job(
         stream=bool(body.stream),
         usage_at_end=body.usage_at_end,
         usage_always=body.usage_always,
+        owner=owner,
     )
 
 

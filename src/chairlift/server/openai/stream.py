@@ -14,11 +14,11 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from chairlift.core.errors import ChairliftError
-from chairlift.engine.client import EngineClient
 from chairlift.server.connection import while_connected
 from chairlift.server.errors import from_domain, internal
+from chairlift.server.flights import Flight
 from chairlift.server.generate import Choice, Piece, Run, submitted
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.server.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,14 @@ class Job:
     stream: bool = False
     usage_at_end: bool = False
     usage_always: bool = False
+    owner: str = ""
+
+    @property
+    def flights(self) -> dict[str, Flight]:
+        """Its choices by the engine's names for them."""
+        return {
+            choice.request.id: Flight(self.id, choice.index, self.owner, self.model, self.created) for choice in self.choices
+        }
 
 
 class Usage:
@@ -93,21 +101,21 @@ class Reply:
     Raises ChairliftError, before anything is sent, if the job is refused or comes to nothing.
     """
 
-    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, *, keep_alive_s: float) -> None:
+    def __init__(self, job: Job, service: Service) -> None:
         self._job = job
-        self._client = client
-        self._tokenizer = tokenizer
-        self._keep_alive_s = keep_alive_s
+        self._service = service
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._answer(send))
 
     async def _answer(self, send: Send) -> None:
-        async with submitted(self._client, self._tokenizer, self._job.choices) as run:
-            if self._job.stream:
-                await _stream(self._job, run, _Events(send), self._keep_alive_s)
-                return
-            body = await _collect(self._job, run)
+        job, service = self._job, self._service
+        async with submitted(service.client, service.tokenizer, job.choices) as run:
+            with service.flights.entered(job.flights):
+                if job.stream:
+                    await _stream(job, run, _Events(send), service.settings.sse_keep_alive_s)
+                    return
+                body = await _collect(job, run)
         raw = msgspec.json.encode(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
