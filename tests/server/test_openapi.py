@@ -4,13 +4,13 @@ import json
 
 from tiny import serving
 
-from chairlift.server.app import ASKING, READING, WATCHING
+from chairlift.server.app import ASKING, ENDING, READING, WATCHING
 from chairlift.server.openapi import document
 
 
 def test_every_route_is_described():
     described = set(document("1")["paths"])
-    assert described == {path.replace(":path", "") for path, _ in (*ASKING, *READING, *WATCHING)}
+    assert described == {path.replace(":path", "") for path, _ in (*ASKING, *ENDING, *READING, *WATCHING)}
 
 
 def test_references_lead_somewhere():

@@ -334,12 +334,13 @@ async def test_a_stream_that_waits_is_kept_alive() -> None:
 async def test_the_role_comes_with_the_first_output_and_text_as_it_is_made() -> None:
     async with serving(executor=GatedExecutor, real=True, next_token=script("ab")) as server:
         assert isinstance(server.executor, GatedExecutor)
+        server.executor.allow()  # the status comes with the first output as well
         async with server.http.stream("POST", CHAT, json=_body(CHAT) | {"stream": True}) as answer:
             lines = (line async for line in answer.aiter_lines() if line)
             for expected in ('"role":"assistant"', '"content":"b"'):
-                server.executor.allow()
                 async with asyncio.timeout(5):
                     while expected not in await anext(lines):
                         pass
+                server.executor.allow()
             server.executor.open()
             assert [line async for line in lines][-1] == "data: [DONE]"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -152,6 +153,8 @@ class Setup:
     defaults: Mapping[str, float] = field(default_factory=dict)
     executor: type[ShadowExecutor] = ShadowExecutor
     world: World = field(default_factory=World)
+    clock: Callable[[], float] = time.monotonic
+    """The engine's."""
 
 
 def make_service(setup: Setup) -> tuple[Service, ShadowExecutor, Metrics]:
@@ -159,7 +162,7 @@ def make_service(setup: Setup) -> tuple[Service, ShadowExecutor, Metrics]:
     config = setup.config
     executor = setup.executor(config.num_blocks, config.block_size, setup.next_token)
     metrics = Metrics()
-    client = EngineClient(config, executor, sinks=[metrics]).start()
+    client = EngineClient(config, executor, sinks=[metrics], clock=setup.clock).start()
     tokenizer: Tokenizer = build(setup.source)
     service = Service(
         names=("tiny", "alias"),

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 from chairlift.cache.check import check
 from chairlift.core.events import Step
-from chairlift.core.types import Finish, Output, Request, Sampling, Stopping
+from chairlift.core.types import Finish, Limits, Output, Request, Sampling, Stopping
 from chairlift.engine.core import End, EngineCore, Submit
 
 GREEDY = Sampling(temperature=0.0)
+UNLIMITED = Limits()
 
 
 def request(
@@ -23,6 +24,7 @@ def request(
     ttft_target_s: float | None = None,
     cache_salt: str = "",
     sampling: Sampling = GREEDY,
+    limits: Limits = UNLIMITED,
 ) -> Request:
     """A greedy request that ends at its length."""
     return Request(
@@ -35,6 +37,7 @@ def request(
         tenant=tenant,
         ttft_target_s=ttft_target_s,
         cache_salt=cache_salt,
+        limits=limits,
     )
 
 

@@ -36,6 +36,15 @@ def serve(
             show_envvar=True,
         ),
     ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="CHAIRLIFT_ADMIN_KEY",
+            help="Whoever sends this key sees and cancels everyone's requests.",
+            show_envvar=True,
+        ),
+    ] = SETTINGS.admin_key,
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,6 +74,16 @@ def serve(
     max_prompts: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most prompts of one completion request.")
     ] = SETTINGS.max_prompts,
+    default_max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Longest answer of requests that say nothing. Default: 16, or for chats what fits."
+        ),
+    ] = SETTINGS.default_max_tokens,
+    max_output_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Longest answer that may be asked for. Default: what the context has room for."),
+    ] = SETTINGS.max_output_tokens,
     sse_keep_alive_interval: Annotated[
         float,
         typer.Option(
@@ -73,6 +92,22 @@ def serve(
             help="A comment into streams that are silent for so long; 0: never.",
         ),
     ] = SETTINGS.sse_keep_alive_s,
+    queue_timeout: Annotated[
+        float,
+        typer.Option(parser=options.seconds, metavar="SECONDS", help="Who has waited for so long gets 408; 0: never."),
+    ] = SETTINGS.queue_timeout_s,
+    request_timeout: Annotated[
+        float,
+        typer.Option(parser=options.seconds, metavar="SECONDS", help="An answer ends after so long, as it is; 0: never."),
+    ] = SETTINGS.request_timeout_s,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=options.seconds,
+            metavar="SECONDS",
+            help="An answer that has begun and gets no token for so long ends as it is; 0: never.",
+        ),
+    ] = SETTINGS.stall_timeout_s,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -142,12 +177,18 @@ def serve(
 
     settings = Settings(
         api_keys=tuple(api_key or ()),
+        admin_key=admin_key,
         allowed_origins=tuple(allowed_origins or ()),
         request_id_headers=enable_request_id_headers,
         trust_request_chat_template=trust_request_chat_template,
         max_body_bytes=max_body_bytes,
         max_prompts=max_prompts,
+        default_max_tokens=default_max_tokens,
+        max_output_tokens=max_output_tokens,
         sse_keep_alive_s=sse_keep_alive_interval,
+        queue_timeout_s=queue_timeout,
+        request_timeout_s=request_timeout,
+        stall_timeout_s=stall_timeout,
         shutdown_timeout_s=shutdown_timeout,
     )
     engine = EngineOptions(

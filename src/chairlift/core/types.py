@@ -15,6 +15,12 @@ Finish = Literal["stop", "length", "abort", "error"]
 """How a request ends: by itself, at its length, because its client left, or by a fault of ours."""
 
 
+TIMEOUT = "timeout"
+"""The stop reason of a request that ended at a limit of time: as "length", with what it had until then."""
+
+CANCELLED = "cancelled"
+"""The stop reason of an "abort" that somebody asked for by name: its client may still be there and reads what there is."""
+
 MAX_LOGPROBS = 20
 """The most tokens whose probabilities can be asked for beside that of the drawn one."""
 
@@ -63,6 +69,19 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a request may take, by the engine's clock; None: as long as it needs.
+
+    By `queue_until` it must have got on for the first time, by `finish_until` it must have ended (both moments, in seconds).
+    `stall_s` is the longest time from one of its tokens to the next, above 0.
+    """
+
+    queue_until: float | None = None
+    finish_until: float | None = None
+    stall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for. `arrival` is in seconds of the engine's clock; `prompt` is never empty.
 
@@ -80,6 +99,7 @@ class Request:
     tenant: str = ""
     ttft_target_s: float | None = None
     cache_salt: str = ""
+    limits: Limits = Limits()
 
 
 class Sequence:
@@ -96,6 +116,7 @@ class Sequence:
         "finish",
         "id",
         "indexed",
+        "last_token_at",
         "number",
         "place",
         "prompt_len",
@@ -123,6 +144,8 @@ class Sequence:
         """It is among those that steps are planned for, and holds blocks; otherwise it waits or has ended."""
         self.started = False
         """It has been admitted at least once."""
+        self.last_token_at: float | None = None
+        """When its last token was there, by the clock of the steps. Kept only if the time between tokens is limited."""
         self.finish: Finish | None = None
 
     @property
@@ -221,8 +244,8 @@ class Result(NamedTuple):
 class Output(NamedTuple):
     """What goes back to a client. The last one of a request, and only the last, has a `finish`.
 
-    `stop_reason` is the stop token that ended it, or the message of an error; `cached` counts prompt tokens that came out of
-    the prefix index. `logprobs` has one entry for each token if the request asked for them.
+    `stop_reason` is the stop token that ended it, TIMEOUT, or the message of an error; `cached` counts prompt tokens that came
+    out of the prefix index. `logprobs` has one entry for each token if the request asked for them.
     """
 
     seq_id: str
@@ -231,6 +254,25 @@ class Output(NamedTuple):
     stop_reason: int | str | None = None
     cached: int = 0
     logprobs: tuple[Logprobs, ...] = ()
+
+
+State = Literal["queued", "prefill", "decode", "preempted"]
+"""Where a request is, for people: the scheduler itself knows no phases. Whoever was preempted waits to go on."""
+
+
+class Standing(NamedTuple):
+    """How far a request has come. `position` is its place among all who wait, from 0, or None if it runs.
+
+    `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
+    """
+
+    id: str
+    state: State
+    position: int | None
+    prompt_tokens: int
+    tokens: int
+    computed: int
+    blocks: int
 
 
 class Snapshot(NamedTuple):

@@ -16,14 +16,15 @@ from chairlift.core.config import EngineConfig
 from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Health, Step
 from chairlift.core.ports import Executor, Sink
-from chairlift.core.types import Finish, Logprobs, Output, Request, Snapshot
-from chairlift.engine.core import End, EngineCore, Submit
+from chairlift.core.types import CANCELLED, Finish, Logprobs, Output, Request, Snapshot, Standing
+from chairlift.engine.backlog import Backlog
+from chairlift.engine.core import Ask, End, EngineCore, Submit
 from chairlift.engine.loop import EngineLoop
 from chairlift.schedule import door
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 120
-SMOOTHING = 0.2
-"""Weight of the latest interval between two endings in their running mean."""
+ASKING_S = 10.0
+"""Whoever asks how everyone stands waits for the running step, but no longer than this."""
 
 
 class Delta(NamedTuple):
@@ -104,9 +105,7 @@ class EngineClient:
         self._closed: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._interval_s = 1.0
-        """Smoothed time between two endings under load: how fast places become free."""
-        self._last_ending: float | None = None
+        self._backlog = Backlog()
 
     def start(self) -> Self:
         """Starts the engine's thread."""
@@ -142,6 +141,10 @@ class EngineClient:
         """Ends a request whose client has left. One that has ended is left alone."""
         self._end(request_id, "abort")
 
+    def cancel(self, request_id: str) -> None:
+        """Ends a request whose client may still be there, as "abort" with stop reason CANCELLED."""
+        self._end(request_id, "abort", CANCELLED)
+
     def finish(self, request_id: str) -> None:
         """Ends a request whose text is complete, as "stop"."""
         self._end(request_id, "stop")
@@ -149,6 +152,22 @@ class EngineClient:
     def snapshot(self) -> Snapshot:
         """The engine after its last step."""
         return self._snapshot
+
+    async def standings(self) -> tuple[Standing, ...]:
+        """How everyone in flight stands after the running step. Raises Unavailable if the engine does not say."""
+        if self.health() not in ("ok", "stalled"):
+            raise Unavailable(f"the engine is {self.health()}")
+        asked: asyncio.Future[tuple[Standing, ...]] = self._home.create_future()
+        self._loop.send(Ask(lambda answer: self._publish_answer(asked, answer)))
+        try:
+            async with asyncio.timeout(ASKING_S):
+                return await asked
+        except TimeoutError:
+            raise Unavailable("the engine is busy with a long step") from None
+
+    def wait_s(self, waiting: int) -> float:
+        """How long it will take until so many who wait have got on, as measured."""
+        return self._backlog.wait_s(self.now(), waiting=waiting)
 
     def health(self) -> Health:
         return self._loop.health()
@@ -178,11 +197,11 @@ class EngineClient:
         self._loop.send(Submit(request))
         return stream
 
-    def _end(self, request_id: str, finish: Finish) -> None:
+    def _end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
             self._loop.send(End(request_id, finish))
-            self._deliver_one(stream, Output(request_id, finish=finish))
+            self._deliver_one(stream, Output(request_id, finish=finish, stop_reason=reason))
 
     def _forget(self, request_id: str) -> None:
         self._queued.pop(request_id, None)
@@ -207,7 +226,7 @@ class EngineClient:
             raise self._full("max_num_queued_tokens", f"{waiting} prompt tokens are waiting already")
 
     def _full(self, limit: str, what: str) -> QueueFull:
-        wait_s = math.ceil(len(self._queued) * self._interval_s)
+        wait_s = math.ceil(self.wait_s(len(self._queued)))
         return QueueFull(
             f"the queue is full: {what}; try again later",
             limit=limit,
@@ -218,6 +237,9 @@ class EngineClient:
 
     def _publish(self, step: Step) -> None:
         self._home.call_soon_threadsafe(self._deliver, step)
+
+    def _publish_answer(self, asked: asyncio.Future[tuple[Standing, ...]], answer: tuple[Standing, ...]) -> None:
+        self._home.call_soon_threadsafe(lambda: None if asked.done() else asked.set_result(answer))
 
     def _engine_failed(self, message: str) -> None:
         self._home.call_soon_threadsafe(self._deliver_failure, message)
@@ -234,16 +256,9 @@ class EngineClient:
     def _deliver_one(self, stream: Stream, output: Output) -> None:
         stream.put(output)
         if output.finish is not None:
-            self._note_ending()
+            self._backlog.ended(self.now(), waiting=len(self._queued))
             self._forget(output.seq_id)
 
     def _deliver_failure(self, message: str) -> None:
         for request_id, stream in list(self._streams.items()):
             self._deliver_one(stream, Output(request_id, finish="error", stop_reason=message))
-
-    def _note_ending(self) -> None:
-        """Only the time between two endings while others wait says how fast places become free."""
-        now = self.now()
-        if self._last_ending is not None:
-            self._interval_s += SMOOTHING * (now - self._last_ending - self._interval_s)
-        self._last_ending = now if self._queued else None

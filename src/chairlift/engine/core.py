@@ -4,13 +4,14 @@ Server and simulator run this very class.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from chairlift.cache.prefix import prefix_index
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Step
 from chairlift.core.ports import Executor
-from chairlift.core.types import Finish, Plan, Request, Result, Snapshot
+from chairlift.core.types import Finish, Plan, Request, Result, Snapshot, Standing
 from chairlift.schedule.presets import preset
 from chairlift.schedule.scheduler import Scheduler
 
@@ -30,7 +31,14 @@ class End:
     finish: Finish
 
 
-Command = Submit | End
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Tell how everyone stands. `answer` is called by the thread that steps."""
+
+    answer: Callable[[tuple[Standing, ...]], None]
+
+
+Command = Submit | End | Ask
 
 
 class EngineCore:
@@ -94,6 +102,8 @@ class EngineCore:
                     self.scheduler.add(request)
                 case End(request_id, finish):
                     self.scheduler.end(request_id, finish)
+                case Ask(answer):
+                    answer(self.scheduler.standings())
 
     def _report(self, now: float, plan: Plan, snapshot: Snapshot, elapsed_s: float = 0.0) -> Step:
         scheduler = self.scheduler

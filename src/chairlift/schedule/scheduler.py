@@ -13,8 +13,23 @@ from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
-from chairlift.core.types import Draw, Finish, Logprobs, Output, Plan, Request, Result, Sequence, Snapshot, Work
+from chairlift.core.types import (
+    TIMEOUT,
+    Draw,
+    Finish,
+    Logprobs,
+    Output,
+    Plan,
+    Request,
+    Result,
+    Sequence,
+    Snapshot,
+    Standing,
+    State,
+    Work,
+)
 from chairlift.schedule import door, stopping
+from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.policy import Past, Policy
 
 Grant = tuple[Sequence, int]
@@ -32,6 +47,7 @@ class Scheduler:
         """By rank. Whoever is here holds blocks for all tokens it has."""
         self._policy = policy
         self._queue = policy.order
+        self._limits = TimeLimits()
         self._sequences: dict[str, Sequence] = {}
         self._step = 0
         self._count = 0
@@ -57,6 +73,7 @@ class Scheduler:
         self._count += 1
         self._sequences[request.id] = sequence
         self._queue.push(sequence)
+        self._limits.watch(sequence)
 
     def end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
         """Ends a request from outside. One that has ended already stays as it ended."""
@@ -67,7 +84,10 @@ class Scheduler:
     # ── the step ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self, now: float) -> Plan:
-        """The plan of the next step. Counters advance here, before anything is computed."""
+        """The plan of the next step, after those have ended whose time is over. Counters advance here, before anything is
+        computed."""
+        for sequence in self._limits.expired(now):
+            self._finish(sequence, "length", TIMEOUT)
         self._policy.observe(self._past(now))
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
@@ -118,7 +138,8 @@ class Scheduler:
         """When there may be something to do although no request came or went."""
         if self._again_at is not None:
             return self._again_at
-        return self._policy.gate.wake_at(self._queue, self.running)
+        moments = (self._policy.gate.wake_at(self._queue, self.running), self._limits.wake_at())
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -127,6 +148,11 @@ class Scheduler:
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
         )
+
+    def standings(self) -> tuple[Standing, ...]:
+        """Everyone in flight: who runs, then who waits, both in order."""
+        running = [_standing(sequence, None) for sequence in self.running]
+        return (*running, *(_standing(sequence, place) for place, sequence in enumerate(self._queue)))
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -334,6 +360,7 @@ class Scheduler:
         self._queue.serve(sequence, answer=1)
         ending = stopping.ending(sequence)
         if ending is None:
+            self._limits.progress(sequence)
             self._outputs.append(Output(sequence.id, (token,), None, None, sequence.cached, logprobs))
         else:
             self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
@@ -362,7 +389,27 @@ class Scheduler:
         sequence.running = False
         self._release(sequence)
         sequence.finish = finish
+        self._limits.forget(sequence)
         del self._sequences[sequence.id]
         self._closed.append(sequence.id)
         self._finished.append(sequence)
         self._outputs.append(Output(sequence.id, tokens, finish, reason, sequence.cached, logprobs))
+
+
+def _standing(sequence: Sequence, position: int | None) -> Standing:
+    return Standing(
+        sequence.id,
+        _state(sequence),
+        position,
+        sequence.prompt_len,
+        sequence.generated,
+        sequence.computed,
+        len(sequence.blocks),
+    )
+
+
+def _state(sequence: Sequence) -> State:
+    if not sequence.running:
+        return "preempted" if sequence.started else "queued"
+    # None is missing while the last of them is being computed.
+    return "decode" if sequence.generated and sequence.missing <= 1 else "prefill"

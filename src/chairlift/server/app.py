@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift import __version__
 from chairlift.core.errors import ChairliftError
-from chairlift.server import health, openapi
+from chairlift.server import health, openapi, oversight
 from chairlift.server.errors import ApiError, from_domain, from_status, internal
 from chairlift.server.middleware import ApiKeys, RequestIds
 from chairlift.server.openai.chat import chat_completions
@@ -42,7 +42,10 @@ READING: tuple[tuple[str, ServiceHandler], ...] = (
     ("/metrics", health.metrics),
     ("/v1/models", list_models),
     ("/v1/models/{model:path}", show_model),
+    ("/v1/requests", oversight.list_requests),
 )
+ENDING: tuple[tuple[str, ServiceHandler], ...] = (("/v1/requests/{id}/cancel", oversight.cancel_request),)
+"""They are answered while the server drains as well."""
 ASKING: tuple[tuple[str, ServiceHandler], ...] = (
     ("/v1/chat/completions", chat_completions),
     ("/v1/completions", completions),
@@ -64,6 +67,7 @@ def create_app(state: State, *, world: World | None = None) -> FastAPI:
         routes=[
             *(Route(path, _Endpoint(_watch(state, handler)), methods=["GET"]) for path, handler in WATCHING),
             *(Route(path, _Endpoint(_read(state, handler)), methods=["GET"]) for path, handler in READING),
+            *(Route(path, _Endpoint(_read(state, handler)), methods=["POST"]) for path, handler in ENDING),
             *(Route(path, _Endpoint(_ask(state, handler)), methods=["POST"]) for path, handler in ASKING),
         ],
         middleware=_middleware(state.settings, world or World()),
@@ -102,7 +106,8 @@ def _middleware(settings: Settings, world: World) -> list[Middleware]:
             Middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
         )
     if settings.api_keys:
-        layers.append(Middleware(ApiKeys, keys=settings.api_keys))
+        admin = () if settings.admin_key is None else (settings.admin_key,)
+        layers.append(Middleware(ApiKeys, keys=(*settings.api_keys, *admin)))
     return layers
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
 
-from chairlift.server.errors import ApiError, malformed
+from chairlift.server.errors import ApiError, malformed, too_late
 
 MAX_JSON_DEPTH = 64
 """Objects and arrays inside one another. Chat requests need about five; a tool's schema may need a dozen more."""
@@ -60,7 +60,7 @@ def _too_large(max_bytes: int) -> ApiError:
 
 def _too_slow() -> ApiError:
     message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
-    return ApiError(408, message, type="Request Timeout", headers={"Connection": "close", "x-should-retry": "false"})
+    return too_late(message, headers={"Connection": "close"})
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

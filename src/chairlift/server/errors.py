@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from chairlift.core.errors import ChairliftError, QueueFull, Refused, TemplateError, Unavailable
-from chairlift.server.generate import Aborted, Failed
+from chairlift.server.generate import Aborted, Failed, TimedOut
 from chairlift.text.surrogates import well_formed
 
 SHOWN_PROBLEMS = 3
@@ -85,6 +85,20 @@ def unknown_model(names: Sequence[str]) -> ApiError:
     return ApiError(404, f"this model is not served here; served: {', '.join(names)}", type="NotFoundError", param="model")
 
 
+def unknown_request() -> ApiError:
+    """No such request in flight (404), or none that the caller may see: that is not told apart."""
+    return ApiError(404, "there is no such request in flight", type="NotFoundError", param="id")
+
+
+def forbidden(message: str) -> ApiError:
+    return ApiError(403, message, type="PermissionDeniedError")
+
+
+def too_late(message: str, *, headers: Mapping[str, str] | None = None) -> ApiError:
+    """Time was over (408). Clients that would try again by themselves are told not to: it would only add to the load."""
+    return ApiError(408, message, type="Request Timeout", headers={"x-should-retry": "false"} | dict(headers or {}))
+
+
 def unauthorized() -> ApiError:
     return ApiError(
         401,
@@ -106,6 +120,8 @@ def from_domain(error: ChairliftError) -> ApiError:
     match error:
         case QueueFull():
             return ApiError(429, message, type="RateLimitError", headers={"Retry-After": str(max(1, error.retry_after_s))})
+        case TimedOut():
+            return too_late(message)
         case Unavailable() | Aborted():
             return unavailable(message)
         case TemplateError():

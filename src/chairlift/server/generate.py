@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chairlift.core.errors import ChairliftError
-from chairlift.core.types import Logprobs, Request
+from chairlift.core.types import CANCELLED, TIMEOUT, Logprobs, Request
 from chairlift.engine.client import Delta, EngineClient, Stream
 from chairlift.text.answer import Answer, Ending
 from chairlift.text.tokenizer import Tokenizer
@@ -22,6 +22,10 @@ class Failed(ChairliftError):
 
 class Aborted(ChairliftError):
     """An answer that was ended from elsewhere, as the server is shutting down."""
+
+
+class TimedOut(ChairliftError):
+    """No token had come when the request's time was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class Piece(NamedTuple):
     """What is new of the choice with this index.
 
     `tokens` counts its answer so far, `cached` its prompt tokens that came out of the cache.
-    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it. `told` has
+    The last piece of a choice, and only it, has a `finish`; `stop_reason` is the stop string or token that ended it,
+    TIMEOUT or CANCELLED. `told` has
     every new token with its log probabilities, if they were asked for, also of tokens whose text is still held back.
     """
 
@@ -68,13 +73,16 @@ class Run:
         self._running = running
 
     async def follow(self, emit: Emit) -> None:
-        """Hands every piece to `emit`, in order within a choice, as they come over all. Raises Failed or Aborted if one is."""
+        """Hands every piece to `emit`, in order within a choice, as they come over all. Raises Failed or Aborted if one is,
+        and TimedOut if the time was over before anyone got a token."""
+        punctual = _Punctual(emit)
         try:
             async with asyncio.TaskGroup() as group:
                 for choice, stream in self._running:
-                    group.create_task(self._follow(choice, stream, emit))
+                    group.create_task(self._follow(choice, stream, punctual.take))
         except ExceptionGroup as group:
             raise _cause(group) from None
+        punctual.end()
 
     async def _follow(self, choice: Choice, stream: Stream, emit: Emit) -> None:
         writer = _Writer(choice, self._tokenizer)
@@ -102,6 +110,29 @@ async def submitted(client: EngineClient, tokenizer: Tokenizer, choices: Sequenc
         yield Run(client, tokenizer, list(zip(choices, streams, strict=True)))
 
 
+class _Punctual:
+    """Keeps back the choices that ran out of time without a token, until it is known whether there is any answer at all."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._answered = False
+        self._late: list[Piece] = []
+
+    async def take(self, piece: Piece) -> None:
+        if not self._answered and piece.stop_reason == TIMEOUT and piece.finish == "length" and not piece.tokens:
+            self._late.append(piece)
+            return
+        self._answered = True
+        late, self._late = self._late, []
+        for earlier in late:
+            await self._emit(earlier)
+        await self._emit(piece)
+
+    def end(self) -> None:
+        if self._late:
+            raise TimedOut("the request's time was over before its first token")
+
+
 class _Writer:
     """Turns the deltas of one choice into pieces."""
 
@@ -124,7 +155,7 @@ class _Writer:
     def take(self, delta: Delta) -> Piece:
         if delta.finish == "error":
             raise Failed(str(delta.stop_reason))
-        if delta.finish == "abort":
+        if delta.finish == "abort" and delta.stop_reason != CANCELLED:
             raise Aborted(str(delta.stop_reason or "the request was aborted"))
         self._cached = max(self._cached, delta.cached)
         before = self._answer.tokens

@@ -1,6 +1,5 @@
 """What happens to every request before its route: API keys, names of requests. Plain ASGI, so that streams pass untouched."""
 
-import hashlib
 import secrets
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from chairlift.server.callers import digest, given_key
 from chairlift.server.errors import unauthorized
 from chairlift.server.openai.schema import REQUEST_ID
 from chairlift.server.service import World
@@ -22,7 +22,7 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._may_pass(scope):
@@ -33,15 +33,11 @@ class ApiKeys:
     def _may_pass(self, scope: Scope) -> bool:
         if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return True
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _digest(key.strip())
+        key = given_key(scope)
+        given = digest(key)
         # All keys are compared, each in constant time: how long it takes says nothing about any of them.
-        matches = [secrets.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        matches = [secrets.compare_digest(given, known) for known in self._digests]
+        return bool(key) and any(matches)
 
 
 class RequestIds:

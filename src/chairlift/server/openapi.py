@@ -17,11 +17,13 @@ BODIES: Mapping[str, tuple[str, type[BaseModel]]] = {
 READINGS: Mapping[str, str] = {
     "/v1/models": "The models that are served",
     "/v1/models/{model}": "One of them",
+    "/v1/requests": "What is in flight, with state, position, tokens and blocks: everyone's own, or all with the admin key",
     "/health": "200 if requests are taken, 503 while loading, draining, stalled or after a failure",
     "/ping": "The same",
     "/version": "The version of the server",
     "/metrics": "Prometheus metrics under vLLM's names",
 }
+ENDINGS: Mapping[str, str] = {"/v1/requests/{id}/cancel": "End a request in flight; its client gets what there is"}
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
     "type": "object",
@@ -47,9 +49,9 @@ def document(version: str) -> dict[str, Any]:
         path: {"post": _operation(summary, names[model, "validation"])} for path, (summary, model) in BODIES.items()
     }
     paths |= {path: {"get": _operation(summary)} for path, summary in READINGS.items()}
-    paths["/v1/models/{model}"]["get"]["parameters"] = [
-        {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-    ]
+    paths |= {path: {"post": _operation(summary)} for path, summary in ENDINGS.items()}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [_in_path("model")]
+    paths["/v1/requests/{id}/cancel"]["post"]["parameters"] = [_in_path("id")]
     return {
         "openapi": "3.1.0",
         "info": {"title": "chairlift", "version": version},
@@ -59,6 +61,10 @@ def document(version: str) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _operation(summary: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from chairlift.core.errors import Unavailable
 from chairlift.engine.client import EngineClient
 from chairlift.observe.prometheus import Exposition
+from chairlift.server.flights import Flights
 from chairlift.server.settings import Settings
 from chairlift.text.template import ChatTemplate
 from chairlift.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class Service:
     settings: Settings = field(default_factory=Settings)
     defaults: Mapping[str, float] = field(default_factory=dict[str, float])
     world: World = field(default_factory=World)
+    flights: Flights = field(default_factory=Flights)
 
 
 def prompt_bytes(tokenizer: Tokenizer, longest: int) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from chairlift.core.errors import ConfigError
+
 MIB = 1024 * 1024
 
 
@@ -11,6 +13,8 @@ class Settings:
 
     api_keys: tuple[str, ...] = ()
     """With at least one, every route but /health and /ping needs `Authorization: Bearer KEY`."""
+    admin_key: str | None = None
+    """Passes as an API key does, and sees and cancels everyone's requests."""
     allowed_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the API (CORS); none by default, "*" for all."""
     request_id_headers: bool = False
@@ -20,7 +24,24 @@ class Settings:
     max_body_bytes: int = 8 * MIB
     max_prompts: int = 128
     """Prompts of one completion request."""
+    default_max_tokens: int | None = None
+    """Longest answer of requests that say nothing. None: what OpenAI's API says, 16 for completions and what fits for chats."""
+    max_output_tokens: int | None = None
+    """Longest answer that anyone may ask for. None: what the context has room for."""
     sse_keep_alive_s: float = 15.0
     """A stream that has been silent for so long gets a comment, so that proxies do not close it. 0: never."""
+    queue_timeout_s: float = 0.0
+    """A request that has waited for so long without getting on is answered with 408. 0: never."""
+    request_timeout_s: float = 0.0
+    """A request that has taken so long in all ends with what it has. 0: never."""
+    stall_timeout_s: float = 0.0
+    """An answer that has begun and gets no token for so long ends with what it has. 0: never."""
     shutdown_timeout_s: float = 30.0
     """How long running answers may go on after the first signal to end; then they end with an error."""
+
+    def __post_init__(self) -> None:
+        if self.admin_key == "":
+            raise ConfigError("admin_key must not be empty: everyone would have it")
+        default, most = self.default_max_tokens, self.max_output_tokens
+        if default is not None and most is not None and default > most:
+            raise ConfigError(f"default_max_tokens ({default}) must not be more than max_output_tokens ({most})")

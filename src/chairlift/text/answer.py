@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple
 from chairlift.text.detokenize import Detokenizer, Vocabulary
 from chairlift.text.stops import StopMatcher
 
-Ending = Literal["stop", "length"]
+Ending = Literal["stop", "length", "abort"]
 
 
 class Part(NamedTuple):
-    """What is new of an answer. The last part, and only it, has an `ending`; `reason` is the stop string or token behind it."""
+    """What is new of an answer. The last part, and only it, has an `ending`; `reason` is what is behind it (a stop string)."""
 
     text: str
     ending: Ending | None = None
@@ -57,7 +57,7 @@ class Answer:
             text += self.finish()
         if self.stopped is not None:
             return Part(text, "stop", self.stopped)
-        return Part(text, ending, reason if ending == "stop" else None)
+        return Part(text, ending, reason)
 
     def feed(self, tokens: Sequence[int]) -> str:
         """The text that may be sent now. Tokens after a stop are ignored."""

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from chairlift.server.body import read_object
+from chairlift.server.callers import owner
 from chairlift.server.generate import Piece
 from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
@@ -63,7 +64,8 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
         [Prompt(tokens)],
         id=f"chatcmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
-        wanted=Wanted(body.longest_answer),
+        owner=owner(service.settings, request),
+        wanted=Wanted(body.longest_answer, field="max_completion_tokens" if body.max_completion_tokens else "max_tokens"),
         param="messages",
     )
-    return Reply(job, service.client, service.tokenizer, keep_alive_s=service.settings.sse_keep_alive_s)
+    return Reply(job, service)

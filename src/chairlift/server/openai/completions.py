@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from chairlift.server.body import read_object
+from chairlift.server.callers import owner
 from chairlift.server.generate import Piece
 from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
@@ -67,10 +68,11 @@ async def completions(service: Service, request: Request) -> ASGIApp:
         prompts,
         id=f"cmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
+        owner=owner(service.settings, request),
         wanted=Wanted(body.max_tokens, DEFAULT_MAX_TOKENS),
         param="prompt",
     )
-    return Reply(job, service.client, service.tokenizer, keep_alive_s=service.settings.sse_keep_alive_s)
+    return Reply(job, service)
 
 
 def _prompts(service: Service, body: schema.CompletionBody) -> list[Prompt]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chairlift.core.types import Request, Sampling, Stopping
+from chairlift.core.types import Limits, Request, Sampling, Stopping
 from chairlift.core.wishes import Wishes, sampling
 from chairlift.server.errors import ApiError, bad_request, unknown_model
 from chairlift.server.generate import Choice
@@ -11,6 +11,7 @@ from chairlift.server.openai.prompts import check_ids
 from chairlift.server.openai.schema import GenerationBody
 from chairlift.server.openai.stream import Form, Job
 from chairlift.server.service import Service
+from chairlift.server.settings import Settings
 from chairlift.text.tokenizer import Tokenizer
 
 FRESH_SEED = -1
@@ -28,10 +29,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The longest answer: what the client `asked` for, or else the `default`, cut to what fits (None: all that fits)."""
+    """The longest answer: what the client `asked` for in `field`, or else the `default`, cut to what fits (None: all of it)."""
 
     asked: int | None
     default: int | None = None
+    field: str = "max_tokens"
 
 
 def named_model(service: Service, model: str | None) -> str:
@@ -51,6 +53,7 @@ def make_job(
     *,
     id: str,  # noqa: A002 (the name on the wire)
     arrival: float,
+    owner: str,
     wanted: Wanted,
     param: str,
 ) -> Job:
@@ -81,6 +84,7 @@ def make_job(
         stream=bool(body.stream),
         usage_at_end=body.usage_at_end,
         usage_always=body.usage_always,
+        owner=owner,
     )
 
 
@@ -95,6 +99,17 @@ def _request(
         sampling=_sampling(service, body),
         arrival=arrival,
         cache_salt=body.cache_salt or "",
+        limits=_limits(service.settings, body.timeout_s, arrival),
+    )
+
+
+def _limits(settings: Settings, timeout_s: float | None, arrival: float) -> Limits:
+    """The client may shorten the time that the operator allows."""
+    total = [time_s for time_s in (timeout_s, settings.request_timeout_s) if time_s]
+    return Limits(
+        queue_until=arrival + settings.queue_timeout_s if settings.queue_timeout_s else None,
+        finish_until=arrival + min(total) if total else None,
+        stall_s=settings.stall_timeout_s or None,
     )
 
 
@@ -105,8 +120,13 @@ def _answer_room(service: Service, prompt_len: int, wanted: Wanted, param: str) 
         raise bad_request("the prompt is empty: it has no tokens", param=param)
     if room < 1:
         raise _too_long(service, f"the prompt has {prompt_len} tokens, which leaves no room for an answer", param)
+    most = service.settings.max_output_tokens
     if wanted.asked is None:
-        return room if wanted.default is None else min(room, wanted.default)
+        default = service.settings.default_max_tokens or wanted.default
+        return min(length for length in (room, default, most) if length is not None)
+    if most is not None and wanted.asked > most:
+        message = f"`{wanted.field}` must not be more than {most}: this server gives no longer answers"
+        raise bad_request(message, param=wanted.field)
     if wanted.asked > room:
         raise _too_long(service, f"the prompt has {prompt_len} tokens and the answer may have {wanted.asked}", param)
     return wanted.asked

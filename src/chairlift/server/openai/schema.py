@@ -43,6 +43,8 @@ MAX_PROMPTS = 4096
 MAX_SALT_CHARS = 128
 MAX_COUNT = 2**63 - 1
 """Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
+MAX_TIMEOUT_S = 1_000_000
+"""Longest time that a request may be given: eleven days."""
 SEED_RANGE = (-(2**63), 2**64 - 1)
 
 BIASED_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -328,6 +330,7 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, AfterValidator(_salt)] | None = None
     request_id: Annotated[str, AfterValidator(_request_id)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")

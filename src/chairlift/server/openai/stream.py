@@ -14,11 +14,11 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from chairlift.core.errors import ChairliftError
-from chairlift.engine.client import EngineClient
 from chairlift.server.connection import while_connected
 from chairlift.server.errors import from_domain, internal
+from chairlift.server.flights import Flight
 from chairlift.server.generate import Choice, Piece, Run, submitted
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.server.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,14 @@ class Job:
     stream: bool = False
     usage_at_end: bool = False
     usage_always: bool = False
+    owner: str = ""
+
+    @property
+    def flights(self) -> dict[str, Flight]:
+        """Its choices by the engine's names for them."""
+        return {
+            choice.request.id: Flight(self.id, choice.index, self.owner, self.model, self.created) for choice in self.choices
+        }
 
 
 class Usage:
@@ -90,24 +98,24 @@ class Usage:
 class Reply:
     """The ASGI answer to a job. Whatever happens to the connection, nothing keeps running in the engine afterwards.
 
-    Raises ChairliftError, before anything is sent, if the job is refused, or if an answer in one piece comes to nothing.
+    Raises ChairliftError, before anything is sent, if the job is refused or comes to nothing.
     """
 
-    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, *, keep_alive_s: float) -> None:
+    def __init__(self, job: Job, service: Service) -> None:
         self._job = job
-        self._client = client
-        self._tokenizer = tokenizer
-        self._keep_alive_s = keep_alive_s
+        self._service = service
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._answer(send))
 
     async def _answer(self, send: Send) -> None:
-        async with submitted(self._client, self._tokenizer, self._job.choices) as run:
-            if self._job.stream:
-                await _stream(self._job, run, _Events(send), self._keep_alive_s)
-                return
-            body = await _collect(self._job, run)
+        job, service = self._job, self._service
+        async with submitted(service.client, service.tokenizer, job.choices) as run:
+            with service.flights.entered(job.flights):
+                if job.stream:
+                    await _stream(job, run, _Events(send), service.settings.sse_keep_alive_s)
+                    return
+                body = await _collect(job, run)
         raw = msgspec.json.encode(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -140,16 +148,22 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 
 async def _stream(job: Job, run: Run, events: "_Events", keep_alive_s: float) -> None:
-    """From here on the status is sent: whatever goes wrong becomes an event, and the stream ends with `[DONE]`."""
-    await events.start()
+    """The status goes out with the first event, so what goes wrong before that is an answer of its own.
+
+    Afterwards it becomes an event, and the stream ends with `[DONE]`.
+    """
     chunks = _Chunks(job, events)
     try:
         async with _keeping_alive(events, keep_alive_s):
             await run.follow(chunks.take)
         await chunks.end()
     except ChairliftError as error:
+        if not events.sent:
+            raise
         await events.send(from_domain(error).body())
     except Exception:
+        if not events.sent:
+            raise
         log.exception("the stream of %s failed", job.id)
         await events.send(internal().body())
     await events.end()
@@ -196,15 +210,12 @@ class _Chunks:
 
 
 class _Events:
-    """Writes server-sent events, one at a time, and knows when it last did."""
+    """Writes server-sent events, one at a time, and knows how many. The first one brings the status with it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._turn = asyncio.Lock()
         self.sent = 0
-
-    async def start(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
 
     async def send(self, value: dict[str, Any]) -> None:
         await self.write(b"data: %b\n\n" % msgspec.json.encode(value))
@@ -212,6 +223,8 @@ class _Events:
     async def write(self, raw: bytes) -> None:
         async with self._turn:
             self.sent += 1
+            if self.sent == 1:
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
             await self._send({"type": "http.response.body", "body": raw, "more_body": True})
 
     async def end(self) -> None:

@@ -1,0 +1,39 @@
+"""Which requests are being answered, by the names that clients know, and whose they are. Knows no engine and no HTTP."""
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Flight(NamedTuple):
+    """One choice of a request in flight. `id` is what its client was told; the engine has another name for every choice."""
+
+    id: str
+    choice: int
+    owner: str
+    model: str
+    created: int
+
+
+class Flights:
+    """All of them, by the engine's names. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._flights: dict[str, Flight] = {}
+
+    @contextmanager
+    def entered(self, flights: Mapping[str, Flight]) -> Generator[None]:
+        """They are in flight until the block is left."""
+        self._flights |= flights
+        try:
+            yield
+        finally:
+            for name in flights:
+                del self._flights[name]
+
+    def get(self, name: str) -> Flight | None:
+        return self._flights.get(name)
+
+    def named(self, request_id: str) -> Iterable[tuple[str, Flight]]:
+        """Those that a client knows by this id; two requests may have chosen the same."""
+        return [(name, flight) for name, flight in self._flights.items() if flight.id == request_id]
