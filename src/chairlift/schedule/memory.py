@@ -1,6 +1,7 @@
 """Which blocks a sequence holds: it takes, shares, fills and gives back. Knows pool and prefix index; decides nothing.
 
-Everything that changes `Sequence.blocks` is here, so that whoever asks for memory need not know where it comes from.
+Everything that changes `Sequence.blocks` is here, so that whoever asks for memory need not know where it comes from. This is
+the paged layout, one of two (`layouts`).
 """
 
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.types import Sequence
 
 
-class Memory:
-    """The blocks of all sequences of one engine. Counts are of blocks unless they say tokens."""
+class Paged:
+    """Blocks from anywhere, one after another as a sequence grows, and shared by those that begin alike."""
 
     def __init__(self, pool: BlockPool, index: PrefixIndex) -> None:
         self.pool = pool
@@ -28,18 +29,15 @@ class Memory:
         """Tokens that it will miss when it has got on."""
         return len(sequence.tokens) - len(match.blocks) * self._size
 
-    def need(self, sequence: Sequence, match: Match) -> int:
+    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
         """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
-        return fresh + sum(self.pool.references(block) == 0 for block in match.blocks)
+        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
+        return fresh + revived - self._freed(leaving, match)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds, for so many tokens."""
         return max(0, self._blocks(tokens) - len(sequence.blocks))
-
-    def freed(self, leaving: Iterable[Sequence], match: Match) -> int:
-        """Blocks that become free if these leave, but for those that a match would hold on to."""
-        return len({block for sequence in leaving for block in self._own(sequence)} - set(match.blocks))
 
     def recomputation(self, sequence: Sequence) -> int:
         """Tokens that would have to be computed again after a preemption, if none of them survives in the cache."""
@@ -83,6 +81,10 @@ class Memory:
         """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last."""
         for block in sequence.blocks[: sequence.indexed]:
             self.index.forget(block)
+
+    def _freed(self, leaving: Iterable[Sequence], match: Match) -> int:
+        """Blocks that become free if these leave, but for those that a match would hold on to."""
+        return len({block for sequence in leaving for block in self._own(sequence)} - set(match.blocks))
 
     def _blocks(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""

@@ -9,7 +9,6 @@ policy all questions of taste, and knows neither clock nor chance.
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
@@ -29,8 +28,8 @@ from chairlift.core.types import (
     Work,
 )
 from chairlift.schedule import door, stopping
+from chairlift.schedule.layouts import LAYOUTS
 from chairlift.schedule.limits import TimeLimits
-from chairlift.schedule.memory import Memory
 from chairlift.schedule.policy import Past, Policy
 
 Grant = tuple[Sequence, int]
@@ -42,9 +41,9 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, policy: Policy, index: PrefixIndex) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self._memory = LAYOUTS[config.kv_layout](config, index)
+        self.pool = self._memory.pool
         self.index = index
-        self._memory = Memory(self.pool, index)
         self.running: list[Sequence] = []
         """By rank. Whoever is here holds blocks for all tokens it has."""
         self._policy = policy
@@ -196,7 +195,7 @@ class Scheduler:
         if len(staying) >= self.config.max_num_seqs:
             return False
         match = self._memory.match(sequence)
-        need = self._memory.need(sequence, match) - self._memory.freed(leaving, match)
+        need = self._memory.need(sequence, match, leaving)
         if leaving:
             need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in staying)
         return self._policy.headroom.admits(sequence, need, self.pool, staying)
