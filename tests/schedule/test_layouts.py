@@ -1,6 +1,7 @@
 """The contiguous layout in the scheduler's hands: what is reserved, who waits for what, and that everybody gets on."""
 
 import math
+from typing import Any
 
 import pytest
 from engines import NEXT, config, ride
@@ -15,7 +16,7 @@ from chairlift.schedule.layouts import LAYOUTS
 from chairlift.schedule.presets import HEADROOMS
 
 
-def contiguous(**changes: int | float | str | bool | None) -> Ride:
+def contiguous(**changes: Any) -> Ride:
     """10 blocks of 4 tokens unless told otherwise."""
     return ride(**({"kv_layout": "contiguous", "num_blocks": 10, "max_model_len": 40} | changes))
 

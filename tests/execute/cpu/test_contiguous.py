@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_decoders import PLAIN, VARIANTS, random_tokens, random_weights, row
+from virtual import Ride, request
 
+from chairlift.core.config import KV_LAYOUTS, EngineConfig
+from chairlift.core.types import Sampling
+from chairlift.engine.core import EngineCore
 from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions
 from chairlift.execute.cpu.operations import KV_KINDS
 from chairlift.execute.reference import ReferenceExecutor
@@ -114,6 +118,26 @@ def test_padded_rows_change_nothing_of_the_others() -> None:
     with cpu_executor(EVERYTHING, weights, num_blocks=3, contiguous=True) as executor:
         alone = executor.logits([row(tokens, range(3))])
         same(executor.logits([pads[0], row(tokens, range(3)), pads[1]]), alone)
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_an_engine_writes_the_texts_of_a_paged_one(kind: str) -> None:
+    """Scheduled in another order, too: the pool holds three full contexts, which the paged one fills with more requests."""
+    weights, told = random_weights(EVERYTHING), []
+    options = CpuOptions(threads=2, kv_cache_dtype=kind)
+    for layout in KV_LAYOUTS:
+        config = EngineConfig(96, 18, max_num_seqs=6, max_num_batched_tokens=40, kv_layout=layout)
+        contiguous = layout == "contiguous"
+        with cpu_executor(EVERYTHING, weights, num_blocks=18, options=options, contiguous=contiguous) as executor:
+            going = Ride(EngineCore(config, executor))
+            for number in range(8):
+                sampling = Sampling(temperature=0.8, seed=number)
+                going.submit(request(str(number), random_tokens(7 * number + 1, seed=number), 40, sampling=sampling))
+            going.run()
+        told.append((going.tokens, max(step.snapshot.running for step in going.steps)))
+    (texts, paged), (same_texts, runs) = told
+    assert texts == same_texts
+    assert paged > runs
 
 
 @pytest.mark.parametrize("blocks", [[0, 2], [1, 0], [39, 40], [-1, 0]], ids=["apart", "backwards", "too high", "too low"])
