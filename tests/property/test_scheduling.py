@@ -65,7 +65,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "itl_target_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
         "headroom": draw(st.sampled_from(["optimistic", *HEADROOMS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
-        "kv_layout": draw(st.sampled_from(["paged", *KV_LAYOUTS])),
+        "kv_layout": draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
     }
 
 
