@@ -193,7 +193,7 @@ async def test_requests_that_belong_together_are_queued_together_or_not_at_all()
 
 async def test_a_job_that_could_never_be_queued_is_not_told_to_come_back():
     async with engine(max_num_seqs=2, max_num_queued_reqs=1) as client:
-        with pytest.raises(NeverFits, match="the request has 4 prompts, but at most 2 can run and 1 wait"):
+        with pytest.raises(NeverFits, match="the request wants 4 answers, but at most 2 can run and 1 wait"):
             client.submit_all([request(name, range(5)) for name in "abcd"])
 
 

@@ -87,7 +87,7 @@ class Request:
 
     Of two requests the one with the lower `priority` goes first. `tenant` is who shares the machine with other tenants. The
     first token is wanted `ttft_target_s` after arrival: a wish that orders may heed, and no limit. Prefix blocks are shared
-    only between requests of equal `cache_salt`. `samples` answers are wanted, each a choice with an id of its own (`choice_id`).
+    only between requests of equal `cache_salt`. `samples` answers are wanted: choices with ids of their own (`choice_id`).
     """
 
     id: str

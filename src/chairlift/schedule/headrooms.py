@@ -1,8 +1,8 @@
 """When memory is enough for one more. Knows the pool; knows nothing of queues and budgets."""
 
 from bisect import insort
-from collections.abc import Iterable
 from collections import deque
+from collections.abc import Iterable
 from math import ceil
 
 from chairlift.cache.pool import BlockPool
@@ -20,7 +20,7 @@ class Optimistic:
     def __init__(self, *, watermark: float = 0.01) -> None:
         self.watermark = watermark
 
-    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:  # noqa: ARG002
+    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:
         spare = max(self.watermark * pool.total, len(running)) + len(sequence.followers) if running else 0
         return pool.free - need >= spare
 
