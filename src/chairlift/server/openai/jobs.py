@@ -63,6 +63,9 @@ def make_job(
     The engine's own ids are new each time, so two requests that were given the same id do not meet.
     """
     model = named_model(service, body.model)
+    most = service.client.config.max_num_seqs
+    if body.samples > most:
+        raise bad_request(f"`n` must not be more than {most}: so many answers can be made at the same time", param="n")
     requests = [
         _request(service, body, prompt.tokens, f"{id}-{place}-{service.world.token()}", arrival, wanted, param)
         for place, prompt in enumerate(prompts)
