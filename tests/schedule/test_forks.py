@@ -9,7 +9,8 @@ from chairlift.core.errors import NeverFits
 from chairlift.core.types import TIMEOUT, Limits, Output, Plan, Request, Result, Stopping, choice_id, choice_ids
 from chairlift.engine.core import End, EngineCore
 from chairlift.schedule import door
-from chairlift.schedule.shares import ANSWER_TOKEN, PROMPT_TOKEN
+from chairlift.schedule.orders import Ranked
+from chairlift.schedule.shares import ANSWER_TOKEN, PROMPT_TOKEN, Ledger
 
 SIZE = 4
 
@@ -46,6 +47,13 @@ def rows(engine: Ride, one: Request) -> list[tuple[str, int]]:
         for work in step.plan.work
         if work.start < len(one.prompt) and work.seq_id in choice_ids(one)
     ]
+
+
+def ledger(engine: Ride) -> Ledger:
+    order = engine.core.scheduler._policy.order
+    assert isinstance(order, Ranked)
+    assert order._ledger is not None
+    return order._ledger
 
 
 # ── one computation of the prompt ─────────────────────────────────────────────────────────────────────────────────────────
@@ -94,7 +102,7 @@ def test_a_prompt_is_looked_up_and_charged_once():
         ("a", 10, 8),
     ]
     assert {output.cached for output in outputs(engine) if output.seq_id.startswith("a")} == {8}
-    assert engine.core.scheduler._policy.order._ledger.counter("t") == 2 * PROMPT_TOKEN + 36 * ANSWER_TOKEN
+    assert ledger(engine).counter("t") == 2 * PROMPT_TOKEN + 36 * ANSWER_TOKEN
 
 
 def test_the_ledger_forgets_a_tenant_whose_choices_have_all_ended():
@@ -104,7 +112,7 @@ def test_the_ledger_forgets_a_tenant_whose_choices_have_all_ended():
     engine.end("b")
     engine.run()
     engine.step()
-    assert not engine.core.scheduler._policy.order._ledger._in_flight
+    assert not ledger(engine)._in_flight
 
 
 # ── copy on write ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -206,17 +214,13 @@ def test_a_choice_for_which_there_is_no_memory_waits_with_its_first_token():
     ]
 
 
-def test_whoever_reserves_memory_reserves_it_for_all_choices():
-    # Three full blocks in common, and three for each of two choices.
-    sizes = {"num_blocks": 12, "max_model_len": 40, "headroom": "reserve", "max_num_batched_tokens": 32}
-    engine = ride(**sizes)
+@pytest.mark.parametrize(("blocks", "running"), [(12, ["a", "b", "b#1"]), (11, ["a"])])
+def test_whoever_reserves_memory_reserves_it_for_all_choices(blocks: int, running: list[str]):
+    """Three blocks for one; three full ones in common and three for each choice for the other."""
+    engine = ride(num_blocks=blocks, max_model_len=40, headroom="reserve", max_num_batched_tokens=32)
     engine.submit(request("a", range(4), 9), request("b", range(14), 11, arrival=1.0, samples=2))
     engine.step()
-    assert [one.id for one in engine.core.scheduler.running] == ["a", "b", "b#1"]
-    engine = ride(**sizes | {"num_blocks": 11})
-    engine.submit(request("a", range(4), 9), request("b", range(14), 11, arrival=1.0, samples=2))
-    engine.step()
-    assert [one.id for one in engine.core.scheduler.running] == ["a"]
+    assert [one.id for one in engine.core.scheduler.running] == running
 
 
 def test_a_request_gets_on_when_there_is_a_place_for_every_choice():

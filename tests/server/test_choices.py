@@ -120,12 +120,13 @@ async def test_a_prompt_is_computed_once_for_all_its_choices() -> None:
 
 
 async def test_a_stop_string_ends_only_the_choice_that_has_it() -> None:
-    stop = text("q\n", 1, 20)[6:12]
-    async with serving() as server:
-        whole, chunks = await both(server, COMPLETIONS, n=3, max_tokens=20, stop=[stop])
+    drawn = ["".join(chr(ord("a") + noise.key(3, choice, at) % 26) for at in range(3 * choice + 3)) for choice in range(3)]
+    stop = drawn[1][2:5]
+    async with serving(executor=Drawing) as server:
+        whole, chunks = await both(server, COMPLETIONS, n=3, seed=3, max_tokens=20, stop=[stop])
         await server.settled()
-    assert [choice["finish_reason"] for choice in whole["choices"]] == ["length", "stop", "length"]
-    assert texts_of(whole) == [(0, text("q\n", 0, 20)), (1, text("q\n", 1, 6)), (2, text("q\n", 2, 20))]
+    assert [choice["stop_reason"] for choice in whole["choices"]] == [None, stop, None]
+    assert texts_of(whole) == [(0, drawn[0]), (1, drawn[1][:2]), (2, drawn[2])]
     assert joined(chunks) == dict(texts_of(whole))
 
 
