@@ -233,7 +233,7 @@ class Scheduler:
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
         tokens = sequence.computed + count
-        while self._memory.lacks(sequence, tokens) > self.pool.free:
+        while (need := self._memory.lacks(sequence, tokens)) > self.pool.free:
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             victim = self._queue.victim(candidates, self._memory.recomputation)
@@ -241,7 +241,8 @@ class Scheduler:
             preempted.append(victim.id)
             if victim is sequence:
                 return False
-        self._memory.grow(sequence, tokens)
+        if need:
+            self._memory.grow(sequence, tokens)
         return True
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
@@ -313,10 +314,8 @@ class Scheduler:
             request, position = sequence.request, sequence.generated
             banned = stopping.banned(request.stopping, position)
             # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
-            draws = tuple(
-                Draw(one.choice, position, request.sampling, banned, one.tokens, one.prompt_len)
-                for one in (sequence, *sequence.followers)
-            )
+            draw = Draw(sequence.choice, position, request.sampling, banned, sequence.tokens, sequence.prompt_len)
+            draws = (draw, *(draw._replace(choice=follower.choice) for follower in sequence.followers))
         return Work(sequence.id, start, sequence.tokens[start:end], sequence.blocks[:], draws)
 
     def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
