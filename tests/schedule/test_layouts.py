@@ -116,6 +116,25 @@ def test_an_urgent_request_displaces_as_many_as_make_its_run():
     assert all(going.endings[name] == ["length"] for name in ("a", "b", "c", "urgent"))
 
 
+def test_every_choice_of_a_request_has_a_run_and_computes_the_prompt_itself():
+    going = contiguous(max_num_batched_tokens=32)
+    going.submit(request("a", range(6), 5, samples=3))
+    going.run()
+    assert [sum(count for _, count in going.work_of(name)) for name in ("a", "a#1", "a#2")] == [10, 10, 10]
+    held = {tuple(work.blocks) for step in going.steps for work in step.plan.work}
+    assert held == {(0, 1, 2), (3, 4, 5), (6, 7, 8)}
+    assert all(not step.plan.moves for step in going.steps)
+
+
+def test_choices_for_which_there_is_no_run_follow_one_after_another():
+    going = contiguous()
+    going.submit(request("a", range(6), 20, samples=3))
+    going.run()
+    assert max(len(step.plan.work) for step in going.steps) == 1
+    texts = [solo(tuple(range(6)), lambda prefix, choice=choice: NEXT(prefix) + choice, 20) for choice in range(3)]
+    assert [tuple(going.tokens[name]) for name in ("a", "a#1", "a#2")] == texts
+
+
 @given(
     asked=st.lists(st.tuples(st.integers(1, 39), st.integers(1, 39), st.integers(0, 4)), min_size=3, max_size=12),
     policy=st.sampled_from(["fcfs", "fair", "shortest"]),

@@ -25,9 +25,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a request from outside: its client left ("abort"), or its text is complete ("stop")."""
+    """End a choice from outside: its client left ("abort"), or its text is complete ("stop")."""
 
-    request_id: str
+    choice: str
     finish: Finish
 
 
@@ -103,8 +103,8 @@ class EngineCore:
             match self.inbox.popleft():
                 case Submit(request):
                     self.scheduler.add(request)
-                case End(request_id, finish):
-                    self.scheduler.end(request_id, finish)
+                case End(choice, finish):
+                    self.scheduler.end(choice, finish)
                 case Ask(answer):
                     answer(self.scheduler.standings())
 

@@ -10,7 +10,7 @@ from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.cache.runs import FreeRuns
 from chairlift.core.config import EngineConfig
-from chairlift.core.types import Sequence
+from chairlift.core.types import Move, Sequence
 from chairlift.schedule.memory import Paged
 
 
@@ -47,8 +47,16 @@ class Memory(Protocol):
         """Gives it blocks for all tokens that it has, at least."""
         ...
 
-    def grow(self, sequence: Sequence, count: int) -> None:
-        """Gives it so many more blocks; they must be free."""
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free."""
+        ...
+
+    def fork(self, sequence: Sequence, follower: Sequence) -> None:
+        """Gives the follower what its leader has computed, or nothing: then it has to wait for memory as anybody else."""
+        ...
+
+    def moves(self) -> tuple[Move, ...]:
+        """What has to be copied since this was last asked, before anything else is computed."""
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -69,7 +77,7 @@ class Contiguous:
 
     So nobody grows, and nobody is ever preempted for want of memory; but most of a run is reserved and never used, and of
     what is free only the longest run counts (external fragmentation). A run has one owner: nothing is found or shared, and
-    whoever continues another's prompt gets a run of his own, into which all of it would be copied.
+    every choice of a request computes the prompt for itself.
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int) -> None:
@@ -102,8 +110,14 @@ class Contiguous:
         self.pool.share(run)
         sequence.blocks.extend(run)
 
-    def grow(self, sequence: Sequence, count: int) -> None:
-        assert count == 0, f"{sequence} has all that it may need"
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        assert tokens <= len(sequence.blocks) * self._size, f"{sequence} has all that it may need"
+
+    def fork(self, sequence: Sequence, follower: Sequence) -> None:
+        """Nothing: to copy a prompt into another run would take memory and time at a moment at which nobody has planned it."""
+
+    def moves(self) -> tuple[Move, ...]:
+        return ()
 
     def release(self, sequence: Sequence) -> None:
         if sequence.blocks:
