@@ -54,8 +54,6 @@ def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None
         (("run", "dummy:tiny", "hi", "--chat-template", "missing.jinja"), "No such file"),
         (("run", "dummy:tiny", "hi", "--chat-template", "broken.jinja"), "the chat template is broken"),
         (("models", "--fetch", "nosuchmodel"), "is no known model"),
-        (("serve", "--preset", "none"), "there is no preset"),
-        (("serve", "--scheduling-policy", "none"), "there is no scheduling policy"),
         (("serve", "--config", "missing.yaml"), "No such file"),
         (("run", "dummy:tiny", "x" * 5000, *PLAIN), "maximum context length"),
         (("serve", "--executor", "abacus"), "there is no executor 'abacus'; there are cpu, reference"),
