@@ -155,6 +155,7 @@ async def test_a_signal_when_nothing_runs_ends_it() -> None:
 async def test_a_running_answer_may_finish_and_new_ones_are_refused() -> None:
     async with process() as server:
         await server.until_ready()
+        server.started.gate.allow()  # the status comes with the first token
         async with server.http.stream("POST", CHAT, json=BODY | {"stream": True}) as answer:
             signal.raise_signal(signal.SIGTERM)
             await server.until_unready()
@@ -169,6 +170,7 @@ async def test_a_running_answer_may_finish_and_new_ones_are_refused() -> None:
 async def test_an_answer_that_takes_too_long_ends_with_an_error() -> None:
     async with process(Settings(shutdown_timeout_s=0)) as server:
         await server.until_ready()
+        server.started.gate.allow()  # the status comes with the first token
         async with server.http.stream("POST", CHAT, json=BODY | {"stream": True}) as answer:
             signal.raise_signal(signal.SIGTERM)
             lines = [line async for line in answer.aiter_lines() if line]
@@ -181,6 +183,7 @@ async def test_an_answer_that_takes_too_long_ends_with_an_error() -> None:
 async def test_a_second_signal_does_not_wait() -> None:
     async with process(Settings(shutdown_timeout_s=1000)) as server:
         await server.until_ready()
+        server.started.gate.allow()  # the status comes with the first token
         async with server.http.stream("POST", CHAT, json=BODY | {"stream": True}):
             signal.raise_signal(signal.SIGTERM)
             await server.until_unready()
