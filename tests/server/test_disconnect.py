@@ -1,6 +1,7 @@
 """Clients that hang up, on real connections: what they asked for ends within one step, and nobody else notices."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -145,3 +146,43 @@ async def test_forty_hang_ups_leave_no_trace(fields: dict[str, Any]) -> None:
         await left(server)
         await server.settled()
         assert (await server.complete(max_tokens=2)).status_code == 200
+
+
+async def test_answers_that_nobody_waits_for_leave_nothing_beside_many_that_end() -> None:
+    config = EngineConfig(max_model_len=256, num_blocks=256, max_num_seqs=64, max_num_batched_tokens=128)
+    async with gated(config=config) as (server, executor):
+        asked = [asyncio.create_task(server.complete(f"{index}\n", max_tokens=200)) for index in range(50)]
+        await until(lambda: len(server.client._streams) == 50)
+        for task in asked:
+            task.cancel()
+        await left(server)
+        executor.open()
+        for _ in range(10):
+            answers = await asyncio.gather(*(server.complete(f"{index}\n", max_tokens=2) for index in range(20)))
+            assert {answer.status_code for answer in answers} == {200}
+        await server.settled()
+        assert (await server.counted(250)).finished == {"stop": 0, "length": 200, "abort": 50, "error": 0}
+        assert (await server.http.get("/v1/requests")).json()["data"] == []
+        assert not server.service.flights._tenants
+
+
+async def test_a_load_generator_that_is_killed_three_times_leaves_a_server_that_answers() -> None:
+    config = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, max_num_queued_reqs=500)
+    raw = json.dumps(STREAM).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(raw)
+    async with gated(config=config) as (server, executor):
+        address = server.http.base_url.host, server.http.base_url.port
+        for _ in range(3):
+            writers = [(await asyncio.open_connection(*address))[1] for _ in range(200)]
+            for writer in writers:
+                writer.write(head + raw)
+            await until(lambda: len(server.client._streams) == 200)
+            executor.allow(2)
+            for writer in writers:
+                writer.transport.abort()
+            await left(server)
+        before = len(executor.plans)
+        executor.open()
+        assert (await server.complete(max_tokens=2)).status_code == 200
+        await server.settled()
+        assert len(executor.plans) <= before + 5
