@@ -36,6 +36,12 @@ async def left(server: Server, others: int = 0) -> None:
     await until(lambda: len(server.client._streams) == others)
 
 
+async def first_line(server: Server, body: dict[str, Any]) -> str:
+    """What comes first of a stream that is dropped then."""
+    async with server.http.stream("POST", COMPLETIONS, json=body) as answer:
+        return await anext(answer.aiter_lines())
+
+
 async def test_a_stream_that_is_dropped_ends_within_one_step() -> None:
     async with gated() as (server, executor):
         executor.allow(5)
@@ -49,12 +55,18 @@ async def test_a_stream_that_is_dropped_ends_within_one_step() -> None:
 
 async def test_streams_with_logprobs_that_are_dropped_leave_nothing_behind() -> None:
     async with gated() as (server, executor):
-        for _ in range(5):
+        beside = asyncio.create_task(server.complete("0\n", max_tokens=200, logprobs=2))
+        await until(lambda: len(server.client._streams) == 1)
+        for _ in range(50):
+            dropped = asyncio.create_task(first_line(server, STREAM | {"logprobs": 5}))
+            await until(lambda: len(server.client._streams) == 2)
             executor.allow(3)
-            async with server.http.stream("POST", COMPLETIONS, json=STREAM | {"logprobs": 5}) as answer:
-                assert '"top_logprobs":[{' in await anext(answer.aiter_lines())
-            await left(server)
+            assert '"top_logprobs":[{' in await dropped
+            await left(server, others=1)
         executor.open()
+        told = (await beside).json()["choices"][0]
+        assert told["text"] == alone(0, 200)
+        assert "".join(told["logprobs"]["tokens"]) == told["text"]
         await server.settled()
 
 
@@ -128,9 +140,9 @@ async def test_of_many_streams_a_third_hangs_up_and_the_others_get_their_text(bl
         assert (tally.preemptions > 0) is preempts
 
 
-def alone(index: int) -> str:
+def alone(index: int, tokens: int = 16) -> str:
     """What the model says to this prompt if nobody else asks."""
-    return bytes(solo(tuple(f"{index}\n".encode()), tiny.letters, 16)).decode()
+    return bytes(solo(tuple(f"{index}\n".encode()), tiny.letters, tokens)).decode()
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
