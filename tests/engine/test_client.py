@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,13 +19,13 @@ from chairlift.engine.client import Delta, EngineClient, Stream
 
 
 class GatedExecutor(ShadowExecutor):
-    """Computes a step only when the test lets it; or raises in every step from `broken_from` on."""
+    """Computes a step only when the test lets it; or raises in the steps that are `broken`."""
 
-    def __init__(self, *, gated: bool = False, broken_from: int | None = None, broken_steps: int = 10**9) -> None:
+    def __init__(self, *, gated: bool = False, broken: Container[int] = ()) -> None:
         super().__init__(200, 4, NEXT)
         self.permits = threading.Semaphore(0 if gated else 10**9)
         self.launched = threading.Semaphore(0)
-        self.broken = range(broken_from, broken_from + broken_steps) if broken_from is not None else range(0)
+        self.broken = broken
 
     def launch(self, plan: Plan) -> None:
         super().launch(plan)
@@ -240,17 +240,30 @@ async def test_queued_tokens_are_limited_too_but_one_request_may_always_wait():
             client.submit(request("b", range(5)))
 
 
-async def test_one_broken_step_ends_its_requests_with_an_error_and_the_engine_goes_on():
-    async with engine(GatedExecutor(broken_from=1, broken_steps=1)) as client:
-        last = (await read(client.submit(request("a", range(5), 9))))[-1]
-        assert (last.finish, "the adder is broken" in str(last.stop_reason)) == ("error", True)
-        assert tokens(await read(client.submit(request("b", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
+async def test_one_broken_step_harms_nobody():
+    async with engine(GatedExecutor(broken={1})) as client:
+        assert tokens(await read(client.submit(request("a", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
         assert client.health() == "ok"
+
+
+async def test_a_request_that_fails_alone_ends_with_an_error_and_its_prompt_is_not_taken_again():
+    times = [0.0]
+    executor = GatedExecutor(broken={1, 3})  # with everyone, then alone; the step between proves the executor
+    client = EngineClient(config(num_blocks=200), executor, clock=lambda: times[0]).start()
+    last = (await read(client.submit(request("a", range(5), 9))))[-1]
+    assert (last.finish, "the adder is broken" in str(last.stop_reason)) == ("error", True)
+    with pytest.raises(Refused, match="this prompt has made the model fail; it is not taken again for 600 s"):
+        client.submit(request("b", range(5), 9))
+    assert tokens(await read(client.submit(request("c", range(6), 9)))) == solo(tuple(range(6)), NEXT, 9)
+    times[0] = 601.0
+    assert tokens(await read(client.submit(request("d", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
+    assert client.health() == "ok"
+    await client.close()
 
 
 async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so():
     recorder = Recorder()
-    async with engine(GatedExecutor(broken_from=0), sinks=[recorder], max_num_seqs=1) as client:
+    async with engine(GatedExecutor(broken=range(10**9)), sinks=[recorder], max_num_seqs=1) as client:
         answers = await asyncio.gather(*(read(client.submit(request(str(n), range(5), 9))) for n in range(6)))
         assert [deltas[-1].finish for deltas in answers] == ["error"] * 6
         assert client.health() == "failed"

@@ -20,6 +20,7 @@ from chairlift.core.types import CANCELLED, Finish, Logprobs, Output, Request, S
 from chairlift.engine.backlog import Backlog
 from chairlift.engine.core import Ask, End, EngineCore, Submit
 from chairlift.engine.loop import EngineLoop
+from chairlift.engine.refusals import Refusals
 from chairlift.schedule import door
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 120
@@ -106,6 +107,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._backlog = Backlog()
+        self._refusals = Refusals()
 
     def start(self) -> Self:
         """Starts the engine's thread."""
@@ -128,12 +130,16 @@ class EngineClient:
         try:
             for request in requests:
                 door.check(request, self.config)
+                self._refusals.check(request.prompt, self.now())
             self._check_queue(requests)
         except QueueFull as full:
             self._loop.tell_refusal(full.limit)
             raise
-        except Refused:
+        except NeverFits:
             self._loop.tell_refusal("never_fits")
+            raise
+        except Refused:
+            self._loop.tell_refusal("other")
             raise
         return [self._enqueue(request) for request in requests]
 
@@ -248,6 +254,8 @@ class EngineClient:
         self._snapshot = step.snapshot
         for admitted in step.admitted:
             self._queued.pop(admitted.request.id, None)
+        for request in step.blamed:
+            self._refusals.add(request.prompt, self.now())
         for output in step.outputs:
             stream = self._streams.get(output.seq_id)
             if stream is not None:

@@ -6,6 +6,7 @@ else has; sequences leave through `_finish` for good and through `_preempt` for 
 policy all questions of taste, and knows neither clock nor chance.
 """
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
@@ -32,6 +33,10 @@ from chairlift.schedule import door, stopping
 from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.memory import Memory
 from chairlift.schedule.policy import Past, Policy
+from chairlift.schedule.trials import Kind, Trials
+
+PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
+"""The row of a step that must succeed if the executor is sound."""
 
 Grant = tuple[Sequence, int]
 """A sequence and the number of tokens that it gets in this step."""
@@ -50,6 +55,9 @@ class Scheduler:
         self._policy = policy
         self._queue = policy.order
         self._limits = TimeLimits()
+        self._trials = Trials()
+        self._failure = ""
+        """What the executor said when it last failed."""
         self._sequences: dict[str, Sequence] = {}
         self._step = 0
         self._count = 0
@@ -61,6 +69,7 @@ class Scheduler:
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
         self._admitted: list[Admitted] = []
+        self._blamed: list[Request] = []
 
     # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,6 +100,16 @@ class Scheduler:
         for sequence in self._limits.expired(now):
             self._finish(sequence, "length", TIMEOUT)
         self._policy.observe(self._past(now))
+        match self._trials.begin():
+            case Kind.PROOF:
+                return self._planned_at(now, [PROOF], [])
+            case Kind.TRIAL:
+                return self._planned_at(now, *self._trial(self._trials.suspect))
+            case Kind.USUAL:
+                return self._planned_at(now, *self._passes(now))
+
+    def _passes(self, now: float) -> tuple[list[Work], list[str]]:
+        """Rows of a usual step, and who lost his blocks for it."""
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
         grants = self._go_on(budget, preempted, behind=not preempted and self._somebody_fits(now))
@@ -99,6 +118,9 @@ class Scheduler:
             budget -= self._get_on(grants, budget, now)
         work = [self._work(sequence, count) for sequence, count in grants]
         work += self._policy.gate.padding(budget)
+        return work, preempted
+
+    def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
         closed: list[str] = []
         if work:  # a plan without work is not launched, so the news would be lost
             closed, self._closed = self._closed, closed
@@ -124,6 +146,10 @@ class Scheduler:
             if work.draws:
                 row = rows[work.seq_id]
                 self._append(sequence, row.tokens[0], row.logprobs)
+        guilty = self._trials.passed(drew=bool(plan.work[0].draws))
+        if guilty is not None:
+            self._blamed.append(guilty.request)
+            self.end(guilty.id, "error", self._failure)
 
     def drain(self) -> tuple[Output, ...]:
         """What is to be sent since this was last asked."""
@@ -135,6 +161,11 @@ class Scheduler:
         admitted = tuple(self._admitted)
         self._admitted.clear()
         return admitted
+
+    def drain_blamed(self) -> tuple[Request, ...]:
+        blamed = tuple(self._blamed)
+        self._blamed.clear()
+        return blamed
 
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
@@ -169,6 +200,38 @@ class Scheduler:
             return Past(None, 0.0, finished)
         plan, then = self._planned
         return Past(plan, now - then, finished)
+
+    # ── when a step has failed ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def doubts(self) -> int:
+        """Failures in a row that no request explains."""
+        return self._trials.doubts
+
+    def take_back(self, plan: Plan, message: str) -> tuple[str, ...]:
+        """The executor has failed at the plan and named nobody: nothing that it has written is trusted any more.
+
+        Who runs waits again and will be computed anew, those of the plan first, one at a time. Returns who that is.
+        """
+        self.index.clear()
+        self._planned = None  # how long a failure takes teaches nothing
+        self._failure = message
+        waiting_again = tuple(sequence.id for sequence in self.running)
+        for sequence in self.running[:]:
+            self._preempt(sequence)
+        planned = (self._sequences.get(work.seq_id) for work in plan.work if not work.pad)
+        self._trials.failed(sequence for sequence in planned if sequence is not None)
+        return waiting_again
+
+    def _trial(self, suspect: Sequence) -> tuple[list[Work], list[str]]:
+        """The suspect alone, so that only it can make the step fail. It has all the memory there is, if it needs it."""
+        others = [other for other in self.running if other is not suspect]
+        for other in others:
+            self._preempt(other)
+        if not suspect.running:
+            self._admit(suspect, self._memory.match(suspect))
+        count = min(suspect.missing, self.config.max_num_batched_tokens)
+        return [self._work(suspect, count)], [other.id for other in others]
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
