@@ -81,7 +81,7 @@ def _azure_rows(path: Path) -> Iterator[Arrival]:
     try:
         yield from _azure_arrivals(rows, path)
     except csv.Error as error:
-        raise TraceError(f"{path}: line {rows.line_num}: {error}") from None
+        raise TraceError(f"{path}: line {rows.line_num + 1}: {error}") from None
 
 
 def _azure_arrivals(rows: "csv.DictReader[str]", path: Path) -> Iterator[Arrival]:
