@@ -17,12 +17,19 @@ class Memory:
         self.pool = pool
         self.index = index
         self._size = index.block_size
+        self._looked_up: tuple[Sequence | None, int, int] = (None, 0, 0)
+        """Whose match was last asked for, of how many tokens, and how often the index had changed by then."""
+        self._found = Match([], "")
 
     # ── what it would take ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, sequence: Sequence) -> Match:
-        """What is there already of the sequence's tokens."""
-        return self.index.match(sequence.tokens, sequence.request.cache_salt)
+        """What is there already of the sequence's tokens. A step asks several times for whoever is first in the queue."""
+        looked_up = (sequence, len(sequence.tokens), self.index.changes)
+        if looked_up != self._looked_up:
+            self._found = self.index.match(sequence.tokens, sequence.request.cache_salt)
+            self._looked_up = looked_up
+        return self._found
 
     def missing(self, sequence: Sequence, match: Match) -> int:
         """Tokens that it will miss when it has got on."""
@@ -35,7 +42,8 @@ class Memory:
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds, for so many tokens."""
-        return max(0, self._blocks(tokens) - len(sequence.blocks))
+        held = len(sequence.blocks)
+        return 0 if tokens <= held * self._size else self._blocks(tokens) - held
 
     def freed(self, leaving: Iterable[Sequence], match: Match) -> int:
         """Blocks that become free if these leave, but for those that a match would hold on to."""

@@ -6,7 +6,7 @@ else has; sequences leave through `_finish` for good and through `_preempt` for 
 policy all questions of taste, and knows neither clock nor chance.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
 from chairlift.cache.pool import BlockPool
@@ -94,7 +94,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
         grants = self._go_on(budget, preempted, behind=not preempted and self._somebody_fits(now))
-        budget -= sum(count for _, count in grants)
+        budget -= sum([count for _, count in grants])
         if not preempted:  # memory that was just taken from one is not given to another
             budget -= self._get_on(grants, budget, now)
         work = [self._work(sequence, count) for sequence, count in grants]
@@ -112,18 +112,22 @@ class Scheduler:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         rows = {row.seq_id: row for row in result.rows}
         failed = dict(result.failed)
-        for work in plan.work:
-            sequence = self._sequences.get(work.seq_id)
-            if work.pad or sequence is None:
+        answered: list[Sequence] = []
+        for seq_id, start, tokens, _, draws, pad in plan.work:
+            sequence = self._sequences.get(seq_id)
+            if pad or sequence is None:
                 continue
-            if work.seq_id in failed:
+            if seq_id in failed:
                 self._memory.distrust(sequence)
-                self._finish(sequence, "error", failed[work.seq_id])
+                self._finish(sequence, "error", failed[seq_id])
                 continue
-            self._memory.enter(sequence, work.start + len(work.tokens))
-            if work.draws:
-                row = rows[work.seq_id]
+            self._memory.enter(sequence, start + len(tokens))
+            if draws:
+                row = rows[seq_id]
                 self._append(sequence, row.tokens[0], row.logprobs)
+                answered.append(sequence)
+        self._queue.answered(answered)
+        self._limits.progress(answered)
 
     def drain(self) -> tuple[Output, ...]:
         """What is to be sent since this was last asked."""
@@ -180,7 +184,8 @@ class Scheduler:
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
         if urgent is None:
             return []
-        lesser = [other for other in self.running if self._queue.may_evict(urgent, other)]
+        junior = bisect_right(self.running, self._queue.rank(urgent), key=self._queue.rank)
+        lesser = [other for other in self.running[junior:] if self._queue.may_evict(urgent, other)]
         if not lesser or self._would_fit(urgent, []) or not self._would_fit(urgent, lesser):
             return []
         worst = self._queue.worst_first(lesser)
@@ -206,21 +211,21 @@ class Scheduler:
     def _go_on(self, budget: int, preempted: list[str], *, behind: bool) -> list[Grant]:
         """Adds to `preempted` whoever loses his blocks."""
         grants: list[Grant] = []
-        planned: set[str] = set()
-        for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            if sequence.id in preempted:
+        for grant in self._policy.split.share(self.running, budget, behind=behind):
+            sequence, count = grant
+            if preempted and sequence.id in preempted:
                 continue
-            if self._make_room(sequence, count, planned, preempted):
-                grants.append((sequence, count))
-                planned.add(sequence.id)
+            need = self._memory.lacks(sequence, sequence.computed + count)
+            if not need or self._make_room(sequence, need, grants, preempted):
+                grants.append(grant)
         return grants
 
-    def _make_room(self, sequence: Sequence, count: int, planned: set[str], preempted: list[str]) -> bool:
-        """Gives the sequence the blocks for `count` more tokens. Preempts one of the worst that have no part in this step yet.
+    def _make_room(self, sequence: Sequence, need: int, grants: list[Grant], preempted: list[str]) -> bool:
+        """Gives the sequence `need` more blocks. Preempts one of the worst that have no part in this step yet.
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
-        need = self._memory.lacks(sequence, sequence.computed + count)
+        planned = {other.id for other, _ in grants} if need > self.pool.free else set[str]()
         while need > self.pool.free:
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
@@ -281,28 +286,26 @@ class Scheduler:
             return
         sequence.started = True
         sequence.cached = sequence.computed
-        self._queue.serve(sequence, prompt=sequence.prompt_len - sequence.cached)
+        self._queue.started(sequence)
         self._admitted.append(Admitted(sequence.request, queried=sequence.prompt_len, cached=sequence.cached))
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, sequence: Sequence, count: int) -> Work:
-        start, end = sequence.computed, sequence.computed + count
-        sequence.computed = end
+        tokens, start = sequence.tokens, sequence.computed
+        end = sequence.computed = start + count
         draws: tuple[Draw, ...] = ()
-        if end == len(sequence.tokens):  # the row reaches the last token, so its logits are those of the next one
-            request, position = sequence.request, sequence.generated
+        if end == len(tokens):  # the row reaches the last token, so its logits are those of the next one
+            request, position = sequence.request, end - sequence.prompt_len
             banned = stopping.banned(request.stopping, position)
             # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
-            draws = (Draw(0, position, request.sampling, banned, sequence.tokens, sequence.prompt_len),)
-        return Work(sequence.id, start, sequence.tokens[start:end], sequence.blocks[:], draws)
+            draws = (Draw(0, position, request.sampling, banned, tokens, sequence.prompt_len),)
+        return Work(sequence.id, start, tokens[start:end], sequence.blocks[:], draws)
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)
-        self._queue.serve(sequence, answer=1)
         ending = stopping.ending(sequence)
         if ending is None:
-            self._limits.progress(sequence)
             self._outputs.append(Output(sequence.id, (token,), None, None, sequence.cached, logprobs))
         else:
             self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
