@@ -81,7 +81,8 @@ class TestMooncake:
             (ROW | {"timestamp": 10**400}, f"timestamp is no number of milliseconds: 1{'0' * 39}…"),
             (ROW | {"output_length": 0}, "output_length is no number of tokens from 1 to 100,000,000: 0"),
             (ROW | {"input_length": 1.5}, "input_length is no number of tokens from 1 to 100,000,000: 1.5"),
-            (ROW | {"hash_ids": [0, "1"]}, "hash_ids is no list of integers: [0, '1']"),
+            (ROW | {"hash_ids": [0, "1"]}, "hash_ids is no list of integers from 0 to 2,000,000,000: [0, '1']"),
+            (ROW | {"hash_ids": [0, -1]}, "hash_ids is no list of integers from 0 to 2,000,000,000: [0, -1]"),
             (ROW | {"input_length": 512}, "2 hash_ids of 512 tokens are not 512 tokens"),
         ],
     )

@@ -12,9 +12,6 @@ from chairlift.workload.traces import HASHED_TOKENS, Arrival
 FIRST_ID = 2
 """The token of hash id 0. Lower ones are left to answers, so that no answer is a piece of a prompt."""
 
-MAX_HASH_ID = 2**31 - 1 - FIRST_ID
-"""Tokens are 32-bit integers."""
-
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -18,6 +18,9 @@ HASHED_TOKENS = 512
 MAX_TOKENS = 100_000_000
 """Of a prompt or an answer. No model has such a context: whoever states more has not counted tokens."""
 
+MAX_HASH_ID = 2_000_000_000
+"""Ids become tokens, which are 32-bit integers; some are left for answers."""
+
 MAX_TIME_MS = 1e13
 """The largest time stamp, three hundred years in milliseconds."""
 
@@ -136,8 +139,8 @@ def _mooncake_row(line: str, where: str) -> Arrival:
     prompt = _count(row["input_length"], "input_length", where)
     answer = _count(row["output_length"], "output_length", where)
     ids = row["hash_ids"]
-    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-        raise TraceError(f"{where}: hash_ids is no list of integers: {_shown(ids)}")
+    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one <= MAX_HASH_ID for one in ids):
+        raise TraceError(f"{where}: hash_ids is no list of integers from 0 to {MAX_HASH_ID:,}: {_shown(ids)}")
     if len(ids) != -(-prompt // HASHED_TOKENS):
         raise TraceError(f"{where}: {len(ids)} hash_ids of {HASHED_TOKENS} tokens are not {prompt} tokens")
     return Arrival(time_ms / 1000, prompt, answer, tuple(ids))
