@@ -13,6 +13,13 @@ CHECKED_EVERY = 211
 """A whole check walks over everything. This is a prime, so that no rhythm of the operations hides from it."""
 
 BLOCKS, BLOCK_SIZE, LONGEST = 60, 4, 48
+MOST_SEATED = 16
+
+OPERATED = ("get_on", "write", "leave", "send_back", "distrust", "clear")
+OFTEN = (6, 24, 3, 2, 0.5, 0.02)
+"""How often each is done, beside the others."""
+FORKS = 0.2
+"""Of those that have computed all they have."""
 
 
 class Crowd:
@@ -24,17 +31,15 @@ class Crowd:
         self.seated: list[Sequence] = []
         self.away: list[Sequence] = []
         self.count = 0
+        self.copies = 0
         self.done: dict[str, int] = {}
 
-    def operate(self) -> None:
-        names = ("get_on", "get_on", "write", "write", "write", "write", "leave", "send_back", "distrust", "clear")
-        weights = (3, 3, 6, 6, 6, 6, 2, 2, 0.5, 0.02)
-        (name,) = self.random.choices(names, weights)
+    def operate(self, name: str) -> None:
         if getattr(self, name)():
             self.done[name] = self.done.get(name, 0) + 1
 
     def get_on(self) -> bool:
-        sequence = self.away.pop() if self.away and self.random.random() < 0.7 else self._new()
+        sequence = self.away.pop() if self.away and self.random.random() < 0.7 else self._random()
         match = self.memory.match(sequence)
         if self.memory.need(sequence, match) > self.memory.pool.free:
             self.away.append(sequence)
@@ -53,10 +58,12 @@ class Crowd:
         lacks = self.memory.lacks(sequence, sequence.computed + count)
         if lacks > self.memory.pool.free or len(sequence.tokens) == LONGEST:
             return False
-        self.memory.grow(sequence, lacks)
+        self.memory.grow(sequence, sequence.computed + count)
         sequence.computed += count
         self.memory.enter(sequence, sequence.computed)
         if not sequence.missing:
+            if self.random.random() < FORKS and len(self.seated) < MOST_SEATED:
+                self._fork(sequence)
             sequence.tokens.append(self.random.randint(0, 1))
         return True
 
@@ -89,19 +96,31 @@ class Crowd:
         self.memory.release(sequence)
         return sequence
 
-    def _new(self) -> Sequence:
-        self.count += 1
+    def _fork(self, leader: Sequence) -> None:
+        """Another one goes on from where this one is; the block that both write next is copied by whoever writes first."""
+        follower = self._new(tuple(leader.tokens), leader.request.cache_salt)
+        self.memory.fork(leader, follower)
+        follower.tokens.append(self.random.randint(0, 1))
+        self.seated.append(follower)
+
+    def _random(self) -> Sequence:
         prompt = tuple(self.random.randint(0, 1) for _ in range(self.random.randint(1, 30)))
-        return Sequence(Request(str(self.count), prompt, Stopping(8), cache_salt=self.random.choice(("", "", "salt"))))
+        return self._new(prompt, self.random.choice(("", "", "salt")))
+
+    def _new(self, prompt: tuple[int, ...], salt: str) -> Sequence:
+        self.count += 1
+        return Sequence(Request(str(self.count), prompt, Stopping(8), cache_salt=salt))
 
 
 def test_nothing_is_lost_in_a_hundred_thousand_operations() -> None:
     crowd = Crowd(seed=4)
-    for number in range(OPERATIONS):
-        crowd.operate()
+    for number, name in enumerate(crowd.random.choices(OPERATED, OFTEN, k=OPERATIONS)):
+        crowd.operate(name)
         if number % CHECKED_EVERY == 0:
             crowd.check()
-    assert min(crowd.done.get(name, 0) for name in ("get_on", "write", "leave", "send_back", "distrust", "clear")) > 10
+        crowd.copies += len(crowd.memory.moves())
+    assert min(crowd.done.get(name, 0) for name in OPERATED) > 10
+    assert crowd.copies > 100
     while crowd.leave():
         pass
     crowd.check()
