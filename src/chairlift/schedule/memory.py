@@ -19,7 +19,7 @@ class Memory:
         self.index = index
         self._size = index.block_size
         self._moves: list[Move] = []
-        self._forked: set[str] = set()
+        self._forked: set[Sequence] = set()
         """They may still share the block that they write next; nobody else does."""
         self._looked_up: tuple[Sequence | None, int, int] = (None, 0, 0)
         """Whose match was last asked for, of how many tokens, and how often the index had changed by then."""
@@ -48,7 +48,7 @@ class Memory:
         """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""
         held = len(sequence.blocks)
         lacks = 0 if tokens <= held * self._size else self._blocks(tokens) - held
-        return lacks + (sequence.id in self._forked and self._to_copy(sequence) is not None)
+        return lacks + (sequence in self._forked and self._to_copy(sequence) is not None)
 
     def freed(self, leaving: Iterable[Sequence], match: Match) -> int:
         """Blocks that become free if these leave, but for those that a match would hold on to."""
@@ -80,7 +80,7 @@ class Memory:
             self._moves.append(Move("copy", sequence.blocks[shared], copy))
             self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index)
             sequence.blocks[shared] = copy
-            self._forked.discard(sequence.id)
+            self._forked.discard(sequence)
         sequence.blocks.extend(self._take(self.lacks(sequence, tokens)))
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
@@ -89,7 +89,7 @@ class Memory:
         It takes no memory until one of the two goes on writing.
         """
         assert not sequence.missing, "blocks that are still to be written are not shared"
-        self._forked |= {sequence.id, follower.id}
+        self._forked |= {sequence, follower}
         self.pool.share(sequence.blocks)
         follower.blocks.extend(sequence.blocks)
         follower.computed = sequence.computed
@@ -103,7 +103,7 @@ class Memory:
 
     def release(self, sequence: Sequence) -> None:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
-        self._forked.discard(sequence.id)
+        self._forked.discard(sequence)
         self.pool.release(sequence.blocks, worth=self.index)
         del sequence.blocks[:]
         sequence.computed = 0
