@@ -5,14 +5,14 @@ from virtual import request
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Sequence
-from chairlift.schedule.memory import Memory
+from chairlift.schedule.memory import Paged
 
 
-def memory() -> Memory:
-    return Memory(BlockPool(8), PrefixIndex(2))
+def memory() -> Paged:
+    return Paged(BlockPool(8), PrefixIndex(2))
 
 
-def served(known: Memory, tokens: list[int]) -> list[int]:
+def served(known: Paged, tokens: list[int]) -> list[int]:
     """Blocks of a sequence that was computed and has left."""
     sequence = Sequence(request("served", tokens))
     known.seat(sequence, known.match(sequence))
