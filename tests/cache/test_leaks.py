@@ -6,7 +6,7 @@ from chairlift.cache.check import check
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Request, Sequence, Stopping
-from chairlift.schedule.memory import Memory
+from chairlift.schedule.memory import Paged
 
 OPERATIONS = 100_000
 CHECKED_EVERY = 211
@@ -27,7 +27,7 @@ class Crowd:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.memory = Memory(BlockPool(BLOCKS), PrefixIndex(BLOCK_SIZE))
+        self.memory = Paged(BlockPool(BLOCKS), PrefixIndex(BLOCK_SIZE))
         self.seated: list[Sequence] = []
         self.away: list[Sequence] = []
         self.count = 0

@@ -62,3 +62,9 @@ def test_preemptions_are_told():
 def test_prompts_without_texts_are_not_shared():
     with pytest.raises(ConfigError, match="without prefix caching"):
         measure([], config(), COST)
+
+
+def test_runs_that_are_really_reserved_waste_what_was_worked_out():
+    arrivals = [Arrival(0.0, 5, 4), Arrival(0.0, 9, 2), Arrival(3.0, 2, 8)]
+    found = waste(*arrivals, kv_layout="contiguous")
+    assert found.paged == pytest.approx(found.reserved[TRUE_LENGTH])
