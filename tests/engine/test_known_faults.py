@@ -1,0 +1,192 @@
+"""Faults that users of other servers reported, in virtual time: each test is one of them, and says what is right instead."""
+
+import random
+import sys
+from collections import Counter, defaultdict
+
+import pytest
+from engines import NEXT, config, ride
+from executors import ShadowExecutor, solo
+from virtual import Ride, request
+
+from chairlift.core.errors import NeverFits
+from chairlift.core.types import Limits, Request, Result
+from chairlift.engine.core import EngineCore, Submit
+from chairlift.observe.metrics import Metrics
+from chairlift.schedule import door
+from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
+from chairlift.sim.cost import Linear
+from chairlift.sim.executor import SimExecutor
+
+# ── who is thrown out, and comes back ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_whoever_is_thrown_out_twice_comes_back_with_a_table_of_its_own_length():
+    """Elsewhere the list of new blocks outlived the preemption, and the table was shifted."""
+    engine = ride(scheduling_policy="priority", num_blocks=16, max_num_seqs=2)
+    engine.submit(request("low", range(18), 30, priority=1))
+    for number in range(2):
+        for _ in range(9):
+            engine.step()
+        engine.submit(request(f"urgent{number}", range(100 * number, 100 * number + 48), 2, arrival=engine.now))
+    while not engine.endings["low"]:
+        known = 18 + len(engine.tokens["low"])
+        for work in engine.step().plan.work:
+            if work.seq_id == "low":
+                assert len(work.blocks) == -(-known // 4)
+    assert [step.plan.preempted for step in engine.steps if step.plan.preempted] == [("low",)] * 2
+    assert tuple(engine.tokens["low"]) == solo(tuple(range(18)), NEXT, 30)
+    engine.run()
+    assert engine.free_again
+
+
+def test_streams_that_are_thrown_out_late_skip_no_token_and_repeat_none():
+    """Elsewhere only the prompt was computed again, an old token was fed twice, or the length counted from the resumption."""
+    engine = ride(scheduling_policy="priority", num_blocks=60, max_model_len=240, max_num_batched_tokens=32)
+    prompts = {name: tuple(range(place, place + 10)) for place, name in enumerate("abc")}
+    engine.submit(*(request(name, prompt, 120, priority=9) for name, prompt in prompts.items()))
+    while min(len(engine.tokens[name]) for name in "abc") < 40:
+        engine.step()
+    engine.submit(request("urgent", range(30, 230), 4, arrival=engine.now))
+    engine.run()
+    thrown_out = Counter(name for step in engine.steps for name in step.plan.preempted)
+    assert set(thrown_out) == set("abc")
+    drawn: defaultdict[str, list[int]] = defaultdict(list)
+    for step in engine.steps:
+        for work in step.plan.work:
+            drawn[work.seq_id] += [draw.position for draw in work.draws]
+    for name, prompt in prompts.items():
+        assert drawn[name] == list(range(120))
+        assert tuple(engine.tokens[name]) == solo(prompt, NEXT, 120)
+        assert engine.endings[name] == ["length"]
+
+
+def test_whoever_finds_no_block_costs_no_other_a_token():
+    """Elsewhere the first of the running that got no block ended the pass, and all behind it missed the step."""
+    engine = ride(num_blocks=14, max_model_len=56, max_num_batched_tokens=64)
+    engine.submit(*(request(str(number), range(number, number + 6), 40, arrival=float(number)) for number in range(4)))
+    engine.run()
+    rows = [len(step.plan.work) for step in engine.steps if step.plan.preempted]
+    assert rows == [step.snapshot.running for step in engine.steps if step.plan.preempted]
+    assert max(rows) > 1
+
+
+@pytest.mark.parametrize("policy", [name for name in ORDERS if name != "deadline"])
+def test_whoever_was_thrown_out_goes_on_before_all_who_came_later(policy: str):
+    """Elsewhere later arrivals of the same class overtook it again and again, and its work was lost each time."""
+    engine = ride(num_blocks=16, max_model_len=56, scheduling_policy=policy)
+    for number in range(30):
+        engine.submit(request(str(number), range(number, number + 9), 24, arrival=engine.now))
+        for _ in range(4):
+            engine.step()
+    engine.run()
+    waiting: set[str] = set()
+    """Who has been thrown out, and is not back."""
+    overtaken: set[tuple[str, str]] = set()
+    for step in engine.steps:
+        waiting -= {work.seq_id for work in step.plan.work}
+        begun = {admitted.request.id for admitted in step.admitted}
+        overtaken |= {(early, late) for early in waiting for late in begun if int(late) > int(early)}
+        waiting |= set(step.plan.preempted)
+    thrown_out = Counter(name for step in engine.steps for name in step.plan.preempted)
+    assert overtaken == set()
+    assert 1 <= max(thrown_out.values()) <= 3
+
+
+# ── crowds that come and go ───────────────────────────────────────────────────────────────────────────────────────────────
+
+SOAK_STEPS = 500
+WAIT_S = 3
+"""How long dynamic groups fill; a step is a second."""
+
+
+class Soak:
+    """Mixed requests come, leave and run out of time at random, in an engine that is always short of memory."""
+
+    def __init__(self, **changes: int | float | str) -> None:
+        self.chance = random.Random(1)
+        self.engine = ride(num_blocks=16, max_model_len=60, max_num_seqs=5, batch_wait_s=float(WAIT_S), **changes)
+        self.asked: dict[str, Request] = {}
+
+    def run(self) -> None:
+        for _ in range(SOAK_STEPS):
+            if self.chance.random() < 0.25:
+                self._come()
+            alive = [name for name in self.asked if not self.engine.endings[name]]
+            if alive and self.chance.random() < 0.05:
+                self.engine.end(self.chance.choice(alive))
+            self.engine.step()
+        self.engine.run()
+
+    def _come(self) -> None:
+        chance, now = self.chance, self.engine.now
+        one = request(
+            str(len(self.asked)),
+            [chance.randrange(2) for _ in range(chance.choice([1, 3, 8, 20, 30]))],
+            chance.choice([1, 4, 12, 30]),
+            arrival=now,
+            priority=chance.choice([0, 0, 0, -1, 3]),
+            tenant=chance.choice("abc"),
+            cache_salt=chance.choice(["", "", "s"]),
+            limits=chance.choice([Limits()] * 9 + [Limits(queue_until=now + 20.0, finish_until=now + 40.0, stall_s=10.0)]),
+        )
+        self.asked[one.id] = one
+        self.engine.submit(one)
+
+
+SOAKS = [
+    ("continuous", "fcfs", "chunked", "optimistic"),
+    ("continuous", "fair", "balanced", "expected"),
+    ("continuous", "priority", "whole", "optimistic"),
+    ("continuous", "prefix", "chunked", "reserve"),
+    ("prefill-first", "shortest", "chunked", "optimistic"),
+    ("static", "fair", "whole", "optimistic"),
+    ("dynamic", "deadline", "chunked", "optimistic"),
+]
+
+
+@pytest.fixture(scope="module", params=SOAKS, ids="-".join)
+def soak(request: pytest.FixtureRequest) -> Soak:
+    preset, policy, split, headroom = request.param
+    soak = Soak(preset=preset, scheduling_policy=policy, split=split, headroom=headroom)
+    soak.run()
+    return soak
+
+
+def test_while_somebody_waits_something_is_computed(soak: Soak):
+    """Elsewhere requests waited for minutes while nobody ran and the cache was empty, and the server called itself healthy.
+
+    Here nothing is computed only while a dynamic group fills, or in the one step in which all who ran made way for an urgent one.
+    """
+    idle = longest = 0
+    for step in soak.engine.steps:
+        idle = 0 if step.plan.work or not step.snapshot.waiting else idle + 1
+        longest = max(longest, idle)
+    assert longest <= max(1, WAIT_S * (soak.engine.core.scheduler.config.preset == "dynamic"))
+    assert soak.engine.free_again
+    assert soak.engine.preemptions + (soak.engine.core.scheduler.config.headroom == "reserve") > 0
+
+
+def test_everybody_of_a_crowd_is_answered_once_and_with_its_own_text(soak: Soak):
+    assert soak.engine.endings == {name: [finish] for name, (finish, *_) in soak.engine.endings.items()}
+    assert soak.engine.endings.keys() == soak.asked.keys()
+    for name, one in soak.asked.items():
+        text = tuple(soak.engine.tokens[name])
+        assert text == solo(one.prompt, NEXT, len(text))
+
+
+def test_counters_of_a_crowd_only_rise_and_count_everybody_once(soak: Soak):
+    """Elsewhere preemptions and hits made a counter fall, which ended the engine; cancelled requests were in half of them."""
+    metrics, before = Metrics(), Metrics().read()
+    for step in soak.engine.steps:
+        metrics.on_step(step)
+        now = metrics.read()
+        for name in ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_cached", "generation_tokens"):
+            assert getattr(now, name) >= getattr(before, name)
+        assert all(now.finished[finish] >= count for finish, count in before.finished.items())
+        before = now
+    started = {admitted.request.id for step in soak.engine.steps for admitted in step.admitted}
+    assert before.finished == {"stop": 0, "error": 0} | Counter(finish for (finish,) in soak.engine.endings.values())
+    assert before.generation_tokens == sum(map(len, soak.engine.tokens.values()))
+    assert before.prompt_tokens == sum(len(soak.asked[name].prompt) for name in started)
+    assert before.prefix_hits < before.prefix_queries == before.prompt_tokens
