@@ -164,7 +164,7 @@ def test_while_somebody_waits_something_is_computed(soak: Soak):
         longest = max(longest, idle)
     assert longest <= max(1, WAIT_S * (soak.engine.core.scheduler.config.preset == "dynamic"))
     assert soak.engine.free_again
-    assert soak.engine.preemptions + (soak.engine.core.scheduler.config.headroom == "reserve") > 0
+    assert soak.engine.preemptions > 0
 
 
 def test_everybody_of_a_crowd_is_answered_once_and_with_its_own_text(soak: Soak):
@@ -190,3 +190,96 @@ def test_counters_of_a_crowd_only_rise_and_count_everybody_once(soak: Soak):
     assert before.generation_tokens == sum(map(len, soak.engine.tokens.values()))
     assert before.prompt_tokens == sum(len(soak.asked[name].prompt) for name in started)
     assert before.prefix_hits < before.prefix_queries == before.prompt_tokens
+
+
+# ── whoever waits holds nothing ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def references(engine: Ride) -> list[int]:
+    pool = engine.core.scheduler.pool
+    return [pool.references(block) for block in range(pool.total)]
+
+
+@pytest.mark.parametrize("ends", ["leaves", "in time"])
+def test_whoever_never_gets_on_lets_go_of_the_cached_prefix_that_it_waited_for(ends: str):
+    """Elsewhere a waiting request had pinned the blocks that it would share, and ended without giving them back."""
+    engine = ride(num_blocks=24, max_num_seqs=1)
+    engine.submit(request("seed", range(41), 1))
+    engine.run()
+    engine.submit(request("busy", range(100, 116), 40, arrival=engine.now))
+    engine.step()
+    before = references(engine)
+    for _ in range(4):
+        names = [f"{engine.now}-{number}" for number in range(25)]
+        limits = Limits(queue_until=engine.now + 2.0 if ends == "in time" else None)
+        engine.submit(*(request(name, range(50), 4, arrival=engine.now, limits=limits) for name in names))
+        engine.step()
+        assert engine.core.scheduler.snapshot().waiting == 25
+        if ends == "leaves":
+            for name in names:
+                engine.end(name)
+        engine.step()
+        engine.step()
+        assert not any(engine.work_of(name) for name in names)
+    assert sum(references(engine)) == sum(before) + 3  # of the one that runs
+    engine.run()
+    engine.submit(request("next", range(50), 4, arrival=engine.now))
+    assert engine.step().admitted[0].cached == 40
+
+
+# ── prompts in chunks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_told_of_a_prompt_before_its_last_chunk():
+    """Elsewhere every chunk gave a token of no meaning, and the first of them was taken for the first of the answer."""
+    engine = ride(num_blocks=40)
+    engine.submit(request("a", range(60), 2))
+    engine.run()
+    assert [[output.tokens for output in step.outputs] for step in engine.steps[:5]] == [
+        [],
+        [],
+        [],
+        [(engine.tokens["a"][0],)],
+        [(engine.tokens["a"][1],)],
+    ]
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 33])
+def test_a_prompt_may_come_token_by_token(length: int):
+    engine = ride(max_num_seqs=1, max_num_batched_tokens=1)
+    engine.submit(request("a", range(length), 8))
+    engine.run()
+    assert tuple(engine.tokens["a"]) == solo(tuple(range(length)), NEXT, 8)
+
+
+# ── one engine, used again and again ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_batch_of_the_same_names_has_answers_of_its_own():
+    """Elsewhere the second call's answers were looked for under the first call's names, and lost."""
+    engine = ride()
+    for first in (0, 10):
+        prompts = {name: tuple(range(first + place, first + place + 3)) for place, name in enumerate("abcd")}
+        engine.submit(*(request(name, prompt, 5) for name, prompt in prompts.items()))
+        engine.run()
+        assert {name: tuple(engine.tokens[name]) for name in prompts} == {n: solo(p, NEXT, 5) for n, p in prompts.items()}
+        engine.tokens.clear()
+        engine.endings.clear()
+
+
+@pytest.mark.parametrize("policy", ORDERS)
+def test_requests_that_have_ended_leave_no_memory_behind(policy: str):
+    """Elsewhere something was kept of every request: a name, a digest, an entry in a list that nobody reads."""
+    settings = config(scheduling_policy=policy, max_num_seqs=1, num_blocks=8, max_model_len=8)
+    core = EngineCore(settings, SimExecutor(Linear(step_s=1.0), {}))
+
+    def allocated(numbers: range) -> int:
+        for number in numbers:
+            now, limits = float(number), Limits(finish_until=number + 50.0)
+            one = request(str(number), (number, 1, 2, 3, 4), 1, arrival=now, tenant=str(number % 5), limits=limits)
+            core.inbox.append(Submit(one))
+            core.step(now)
+        return sys.getallocatedblocks()
+
+    before = allocated(range(500))
+    assert allocated(range(500, 1500)) - before < 500  # of a thousand requests; each would leave at least one
