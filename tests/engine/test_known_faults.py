@@ -6,15 +6,13 @@ from collections import Counter, defaultdict
 
 import pytest
 from engines import NEXT, config, ride
-from executors import ShadowExecutor, solo
+from executors import solo
 from virtual import Ride, request
 
-from chairlift.core.errors import NeverFits
-from chairlift.core.types import Limits, Request, Result
+from chairlift.core.types import Limits, Request
 from chairlift.engine.core import EngineCore, Submit
 from chairlift.observe.metrics import Metrics
-from chairlift.schedule import door
-from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
+from chairlift.schedule.presets import ORDERS
 from chairlift.sim.cost import Linear
 from chairlift.sim.executor import SimExecutor
 
@@ -156,7 +154,7 @@ def soak(request: pytest.FixtureRequest) -> Soak:
 def test_while_somebody_waits_something_is_computed(soak: Soak):
     """Elsewhere requests waited for minutes while nobody ran and the cache was empty, and the server called itself healthy.
 
-    Here nothing is computed only while a dynamic group fills, or in the one step in which all who ran made way for an urgent one.
+    Here nothing is computed only while a dynamic group fills, or in the one step in which all made way for an urgent one.
     """
     idle = longest = 0
     for step in soak.engine.steps:
@@ -175,13 +173,23 @@ def test_everybody_of_a_crowd_is_answered_once_and_with_its_own_text(soak: Soak)
         assert text == solo(one.prompt, NEXT, len(text))
 
 
+COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_cached", "generation_tokens")
+
+
 def test_counters_of_a_crowd_only_rise_and_count_everybody_once(soak: Soak):
     """Elsewhere preemptions and hits made a counter fall, which ended the engine; cancelled requests were in half of them."""
     metrics, before = Metrics(), Metrics().read()
     for step in soak.engine.steps:
         metrics.on_step(step)
         now = metrics.read()
-        for name in ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "prompt_tokens_cached", "generation_tokens"):
+        for name in (
+            "preemptions",
+            "prefix_queries",
+            "prefix_hits",
+            "prompt_tokens",
+            "prompt_tokens_cached",
+            "generation_tokens",
+        ):
             assert getattr(now, name) >= getattr(before, name)
         assert all(now.finished[finish] >= count for finish, count in before.finished.items())
         before = now
