@@ -24,9 +24,14 @@ class EngineOptions:
     max_num_queued_reqs: int = DEFAULTS.max_num_queued_reqs
     max_num_queued_tokens: int | None = DEFAULTS.max_num_queued_tokens
     enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
+    kv_layout: str = DEFAULTS.kv_layout
     preset: str = DEFAULTS.preset
     scheduling_policy: str = DEFAULTS.scheduling_policy
     batch_wait_s: float = DEFAULTS.batch_wait_s
+    split: str = DEFAULTS.split
+    headroom: str = DEFAULTS.headroom
+    itl_target_s: float | None = DEFAULTS.itl_target_s
+    tenant_weights: tuple[tuple[str, float], ...] = DEFAULTS.tenant_weights
     executor: str = DEFAULT_EXECUTOR
     threads: int | None = None
     isa: str = AUTO

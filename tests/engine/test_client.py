@@ -193,8 +193,48 @@ async def test_requests_that_belong_together_are_queued_together_or_not_at_all()
 
 async def test_a_job_that_could_never_be_queued_is_not_told_to_come_back():
     async with engine(max_num_seqs=2, max_num_queued_reqs=1) as client:
-        with pytest.raises(NeverFits, match="the request has 4 prompts, but at most 2 can run and 1 wait"):
+        with pytest.raises(NeverFits, match="the request wants 4 answers, but at most 2 can run and 1 wait"):
             client.submit_all([request(name, range(5)) for name in "abcd"])
+
+
+async def test_every_choice_has_a_stream_of_its_own():
+    async with engine() as client:
+        streams = client.submit_all([request("a", range(9), 12, samples=3), request("b", range(5), 6)])
+        assert [stream.id for stream in streams] == ["a", "a#1", "a#2", "b"]
+        answers = await asyncio.gather(*map(read, streams))
+        assert [len(tokens(deltas)) for deltas in answers] == [12, 12, 12, 6]
+        assert len({tokens(deltas) for deltas in answers}) == 4
+        assert await settled(client)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_leaving_a_stream_ends_its_own_choice_only(left: int):
+    executor = GatedExecutor(gated=True)
+    async with engine(executor) as client:
+        streams = client.submit_all([request("a", range(30), 12, samples=3)])
+        executor.permits.release()
+        async with streams.pop(left):
+            pass
+        executor.permits.release(1000)
+        assert [(await read(stream))[-1].finish for stream in streams] == ["length", "length"]
+        assert await settled(client)
+
+
+async def test_choices_count_as_requests_in_the_queue_and_their_prompt_once():
+    executor = GatedExecutor(gated=True)
+    limits = {"max_num_seqs": 4, "max_num_queued_reqs": 5, "max_num_queued_tokens": 100}
+    async with engine(executor, **limits) as client:
+        first = client.submit_all([request("a", range(30), 40, samples=4)])
+        executor.permits.release(3)
+        async for _ in first[0]:
+            break
+        client.submit_all([request("b", range(50), samples=3)])
+        with pytest.raises(QueueFull, match="3 requests are waiting already"):
+            client.submit_all([request("c", range(5), samples=3)])
+        client.submit_all([request("d", range(50), samples=2)])
+        client.cancel("b")
+        with pytest.raises(QueueFull, match="100 prompt tokens are waiting already"):
+            client.submit(request("e", range(5)))
 
 
 async def test_idle_time_does_not_make_the_queue_look_slow():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from virtual import Ride, request
 
 from chairlift.core.events import Step
-from chairlift.core.types import Plan, Request, Result
+from chairlift.core.types import Plan, Request, Result, choice_ids
 from chairlift.engine.core import EngineCore
 from chairlift.schedule.presets import PRESETS
 
@@ -78,6 +78,22 @@ def test_whoever_fails_alone_ends_with_an_error_and_the_others_go_on():
     assert tuple(engine.tokens["a"]) == solo(tuple(range(5)), NEXT, 9)
     assert tuple(engine.tokens["c"]) == solo(tuple(range(8)), NEXT, 9)
     assert ([one.id for one in engine.blamed], engine.core.doubts, engine.free_again) == (["bad"], 0, True)
+
+
+def test_a_prompt_that_fails_alone_ends_all_its_choices_with_one_blame():
+    engine = FragileRide(poisoned)
+    engine.submit(request("a", range(5), 9), request("bad", [1, POISON, 2], 9, samples=3))
+    engine.run()
+    assert [engine.endings[name] for name in ("a", "bad", "bad#1", "bad#2")] == [["length"]] + [["error"]] * 3
+    assert ([one.id for one in engine.blamed], len(engine.doubts), engine.free_again) == (["bad"], 2, True)
+
+
+def test_choices_that_have_parted_are_tried_one_by_one():
+    engine = FragileRide(once(3))
+    engine.submit(request("a", range(6), 9, samples=3))
+    engine.run()
+    assert [[work.seq_id for work in step.plan.work] for step in engine.steps[5:8]] == [["a"], ["a#1"], ["a#2"]]
+    assert [len(engine.tokens[name]) for name in ("a", "a#1", "a#2")] == [9, 9, 9]
 
 
 def test_a_failure_that_does_not_come_again_harms_nobody():
@@ -166,12 +182,16 @@ def test_a_shared_prefix_is_not_trusted_after_a_failure():
 
 @pytest.mark.parametrize("preset", PRESETS)
 @given(
-    prompts=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=20), min_size=1, max_size=6),
+    prompts=st.lists(
+        st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(1, 3)), min_size=1, max_size=6
+    ),
     bad=st.sets(st.integers(0, 5), max_size=2),
     broken=st.sets(st.integers(0, 40), max_size=3),
 )
 @settings(max_examples=15, deadline=None)
-def test_failures_change_no_text_but_of_the_guilty(preset: str, prompts: list[list[int]], bad: set[int], broken: set[int]):
+def test_failures_change_no_text_but_of_the_guilty(
+    preset: str, prompts: list[tuple[list[int], int]], bad: set[int], broken: set[int]
+):
     engine = FragileRide(
         lambda plan: poisoned(plan) or (plan.step in broken and len(plan.work) > 1),
         preset=preset,
@@ -180,14 +200,17 @@ def test_failures_change_no_text_but_of_the_guilty(preset: str, prompts: list[li
         batch_wait_s=2.0,
     )
     asked = {
-        str(number): request(str(number), [*prompt, POISON] if number in bad else prompt, 6, arrival=float(number))
-        for number, prompt in enumerate(prompts)
+        str(number): request(
+            str(number), [*prompt, POISON] if number in bad else prompt, 6, arrival=float(number), samples=samples
+        )
+        for number, (prompt, samples) in enumerate(prompts)
     }
     engine.submit(*asked.values())
     engine.run()
     assert engine.free_again
-    for name, one in asked.items():
-        text = solo(one.prompt, NEXT, 6)
+    choices = [(one, choice, name) for one in asked.values() for choice, name in enumerate(choice_ids(one))]
+    for one, choice, name in choices:
+        text = solo(one.prompt, lambda prefix, choice=choice: NEXT(prefix) + choice, 6)
         if POISON in (*one.prompt, *text[:-1]):
             assert engine.endings[name] == ["error"]
         else:

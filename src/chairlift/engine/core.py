@@ -25,9 +25,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a request from outside: its client left ("abort"), or its text is complete ("stop")."""
+    """End a choice from outside: its client left ("abort"), or its text is complete ("stop")."""
 
-    request_id: str
+    choice: str
     finish: Finish
 
 
@@ -45,7 +45,7 @@ class EngineCore:
     """One engine. `inbox` takes commands from any thread, in order; everything else belongs to the thread that steps."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        index = prefix_index(config.block_size, enabled=config.enable_prefix_caching)
+        index = prefix_index(config.block_size, enabled=config.shares_prefixes)
         self.scheduler = Scheduler(config, preset(config, index), index)
         self.inbox: deque[Command] = deque()
         self._executor = executor
@@ -103,8 +103,8 @@ class EngineCore:
             match self.inbox.popleft():
                 case Submit(request):
                     self.scheduler.add(request)
-                case End(request_id, finish):
-                    self.scheduler.end(request_id, finish)
+                case End(choice, finish):
+                    self.scheduler.end(choice, finish)
                 case Ask(answer):
                     answer(self.scheduler.standings())
 

@@ -40,11 +40,15 @@ MAX_ARGUMENT_CHARS = 256 * 1024
 MAX_DOCUMENTS = 1024
 MAX_PROMPTS = 4096
 """However high an operator sets the limit on prompts of one request."""
+MAX_CHOICES = 128
+"""Of one prompt: OpenAI's own limit."""
 MAX_SALT_CHARS = 128
 MAX_COUNT = 2**63 - 1
 """Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
 MAX_TIMEOUT_S = 1_000_000
 """Longest time that a request may be given: eleven days."""
+MAX_CLASS_CHARS = 64
+"""Longest name of a class of requests."""
 SEED_RANGE = (-(2**63), 2**64 - 1)
 
 BIASED_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -59,8 +63,6 @@ NONE = ()
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # Sampling
     "length_penalty": (1, 1.0),
-    "n": (1,),
-    "best_of": (1,),
     "use_beam_search": (False,),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
@@ -95,8 +97,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": NONE,
     "continue_final_message": (False,),
     "mm_processor_kwargs": ({},),
-    # Scheduling and transfer
-    "priority": (0,),
+    # Transfer
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
 }
@@ -243,6 +244,27 @@ Biases = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}}),
 ]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, description="Seconds from arrival; then the answer ends as it is.")]
+Priority = Annotated[
+    int,
+    Field(
+        description="Lower goes first: 0 is usual, 100 is for batch jobs. One that the server does not allow counts as the"
+        " nearest that it does."
+    ),
+]
+Deadline = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=MAX_TIMEOUT_S * 1000,
+        description="Milliseconds from arrival in which the first token is wanted: no limit, but a wish that the scheduling"
+        " policy `deadline` heeds. It goes before that of `slo_class`.",
+    ),
+]
+SloClassName = Annotated[str, Field(max_length=MAX_CLASS_CHARS, description="A class of requests that the server knows.")]
+User = Annotated[
+    str, Field(description="Whose share of the server it takes, if neither API keys nor a trusted proxy say whose it is.")
+]
 
 
 class Function(BaseModel):
@@ -312,6 +334,8 @@ class GenerationBody(BaseModel):
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
@@ -330,7 +354,11 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, AfterValidator(_salt)] | None = None
     request_id: Annotated[str, AfterValidator(_request_id)] | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout_s: Timeout | None = None
+    priority: Priority | None = None
+    deadline_ms: Deadline | None = None
+    slo_class: SloClassName | None = None
+    user: User | None = None
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
@@ -338,6 +366,18 @@ class GenerationBody(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` is allowed only with `stream`: true")
         return self
+
+    @field_validator("best_of", mode="after")
+    @classmethod
+    def _all_of_them(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value is not None and value != (others.data.get("n") or 1):
+            raise ValueError("is not supported yet, unless it equals `n`: all answers are sent")
+        return value
+
+    @property
+    def samples(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
 
     @property
     def skips_specials(self) -> bool:
@@ -389,7 +429,7 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions. Every prompt is one choice of the answer."""
+    """POST /v1/completions. Every prompt gets `n` choices of the answer."""
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     echo: bool | None = None
