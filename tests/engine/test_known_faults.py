@@ -136,20 +136,21 @@ class Soak:
 
 
 SOAKS = [
-    ("continuous", "fcfs", "chunked", "optimistic"),
-    ("continuous", "fair", "balanced", "expected"),
-    ("continuous", "priority", "whole", "optimistic"),
-    ("continuous", "prefix", "chunked", "reserve"),
-    ("prefill-first", "shortest", "chunked", "optimistic"),
-    ("static", "fair", "whole", "optimistic"),
-    ("dynamic", "deadline", "chunked", "optimistic"),
+    ("continuous", "fcfs", "chunked", "optimistic", "paged"),
+    ("continuous", "fair", "balanced", "expected", "paged"),
+    ("continuous", "priority", "whole", "optimistic", "paged"),
+    ("continuous", "prefix", "chunked", "reserve", "paged"),
+    ("continuous", "fair", "chunked", "optimistic", "contiguous"),
+    ("prefill-first", "shortest", "chunked", "optimistic", "paged"),
+    ("static", "fair", "whole", "optimistic", "paged"),
+    ("dynamic", "deadline", "chunked", "optimistic", "paged"),
 ]
 
 
 @pytest.fixture(scope="module", params=SOAKS, ids="-".join)
 def soak(request: pytest.FixtureRequest) -> Soak:
-    preset, policy, split, headroom = request.param
-    soak = Soak(preset=preset, scheduling_policy=policy, split=split, headroom=headroom)
+    names = ("preset", "scheduling_policy", "split", "headroom", "kv_layout")
+    soak = Soak(**dict(zip(names, request.param, strict=True)))
     soak.run()
     return soak
 
