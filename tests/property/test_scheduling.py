@@ -106,6 +106,8 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     budget_left = config.max_num_batched_tokens - step.plan.tokens
     if first is None or step.plan.preempted or budget_left == 0 or len(running) >= config.max_num_seqs:
         return
+    if not policy.gate.takes(first, running):
+        return
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
     if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
         return

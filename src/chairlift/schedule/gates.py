@@ -1,12 +1,23 @@
-"""When waiting requests may join: at every step (continuous batching), or in groups that run to their end.
+"""When waiting requests may join: at every step (continuous batching), or in groups that run to their end; and how many may run
+before everybody's next token takes too long.
 
-Knows who waits, who runs and the time; knows nothing of memory and budgets.
+Knows who waits, who runs, the time and what steps took; knows nothing of memory and budgets.
 """
 
 from array import array
 
 from chairlift.core.types import Sequence, Work
-from chairlift.schedule.policy import Order, Past
+from chairlift.schedule.costs import Size, StepCosts, size_of
+from chairlift.schedule.policy import Gate, Order, Past
+
+PACED_AIM = 0.9
+"""Of the target, that a step may be predicted to take: predictions are of the mean, and answers get longer."""
+
+FIRST_ROWS = 4
+"""So many may run before any step was measured."""
+
+MOST_EXTRAPOLATION = 2
+"""So many times as many rows may run as were ever measured together."""
 
 
 class Continuous:
@@ -16,6 +27,9 @@ class Continuous:
 
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:  # noqa: ARG002
         return queue.peek(now)
+
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:  # noqa: ARG002
+        return True
 
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:  # noqa: ARG002
         return None
@@ -62,6 +76,9 @@ class Group:
         self._form(list(queue))
         return next(iter(self._members.values()))
 
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:  # noqa: ARG002
+        return True
+
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
         return None if running or not len(queue) else _oldest(queue) + self.wait_s
 
@@ -93,6 +110,54 @@ class Group:
         longest = max(len(member.tokens) for member in group)
         self._members = {member.id: member for member in group}
         self._owed = {member.id: longest - len(member.tokens) for member in group}
+
+
+class Paced:
+    """As `inner`, but nobody joins if a step would then be predicted to keep streams waiting for longer than `itl_target_s`.
+
+    A step of all who run with a chunk of `floor` tokens beside them is what is predicted, as every prompt gets at least that;
+    whoever runs counts as one row. Before much is measured the number of rows may only double, so that a crowd at the door
+    does not get in before anybody knows what it costs. Where nobody runs, anybody may.
+    """
+
+    def __init__(self, inner: Gate, *, itl_target_s: float, floor: int) -> None:
+        self._inner = inner
+        self._most_s = PACED_AIM * itl_target_s
+        self._floor = floor
+        self._costs = StepCosts()
+        self._measured_rows = 0
+
+    @property
+    def evicts(self) -> bool:
+        return self._inner.evicts
+
+    def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
+        return self._inner.next(queue, running, now)
+
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        if not self._inner.takes(sequence, running):
+            return False
+        rows = len(running) + 1
+        if rows == 1:
+            return True
+        if rows > max(FIRST_ROWS, MOST_EXTRAPOLATION * self._measured_rows):
+            return False
+        positions = self._floor + len(sequence.tokens) + sum(len(other.tokens) for other in running)
+        predicted_s = self._costs.seconds(Size(self._floor, rows, positions))
+        return predicted_s is None or predicted_s <= self._most_s
+
+    def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
+        """Nobody waits for the pace alone while nothing runs, so there is never a need to wake for it."""
+        return self._inner.wake_at(queue, running)
+
+    def padding(self, budget: int) -> list[Work]:
+        return self._inner.padding(budget)
+
+    def observe(self, past: Past) -> None:
+        self._inner.observe(past)
+        self._costs.observe(past)
+        if past.plan is not None:
+            self._measured_rows = max(self._measured_rows, size_of(past.plan).rows)
 
 
 def _oldest(queue: Order) -> float:

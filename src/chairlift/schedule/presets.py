@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
-from chairlift.schedule.gates import Continuous, Group
+from chairlift.schedule.gates import Continuous, Group, Paced
 from chairlift.schedule.headrooms import Expected, Optimistic, Reserve
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.orders import (
@@ -111,7 +111,7 @@ HEADROOMS: Mapping[str, Callable[[EngineConfig], Headroom]] = {
 def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
     """The policy that the configuration names. `index` is the one of the engine that it is for. ConfigError for no name."""
     return Policy(
-        gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
+        gate=_gate(config),
         order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
         headroom=HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config),
@@ -122,6 +122,11 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
     if name not in names:
         raise ConfigError(f"there is no {kind} {name!r}; there are {', '.join(names)}")
     return name
+
+
+def _gate(config: EngineConfig) -> Gate:
+    gate = GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config)
+    return gate if config.itl_target_s is None else Paced(gate, itl_target_s=config.itl_target_s, floor=_floor(config))
 
 
 def _split(config: EngineConfig) -> Split:

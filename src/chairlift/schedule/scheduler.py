@@ -191,7 +191,7 @@ class Scheduler:
         """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
         away = {other.id for other in leaving}
         staying = [other for other in self.running if other.id not in away]
-        if len(staying) >= self.config.max_num_seqs:
+        if len(staying) >= self.config.max_num_seqs or not self._policy.gate.takes(sequence, staying):
             return False
         match = self._match(sequence)
         freed = {block for other in leaving for block in self._own(other)} - set(match.blocks)
@@ -264,7 +264,8 @@ class Scheduler:
         """Who would join next if budget and memory allow it."""
         if len(self.running) >= self.config.max_num_seqs:
             return None
-        return self._policy.gate.next(self._queue, self.running, now)
+        first = self._policy.gate.next(self._queue, self.running, now)
+        return first if first is None or self._policy.gate.takes(first, self.running) else None
 
     def _somebody_fits(self, now: float) -> bool:
         """A waiting request would be admitted now, if tokens were left for it."""
