@@ -1,9 +1,9 @@
 """Decides, at every step, which tokens of which requests are computed next, and in which blocks.
 
 Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for a more urgent request.
-`schedule` makes the decision and `commit` takes in what came of it. It alone touches the pool; sequences leave through
-`_finish` for good and through `_preempt` for a while, and in no other way. It asks its policy all questions of taste, and
-knows neither clock nor chance.
+`schedule` makes the decision and `commit` takes in what came of it. Blocks are the business of its `Memory`, which nobody
+else has; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way. It asks its
+policy all questions of taste, and knows neither clock nor chance.
 """
 
 from bisect import bisect_left, insort
@@ -30,6 +30,7 @@ from chairlift.core.types import (
 )
 from chairlift.schedule import door, stopping
 from chairlift.schedule.limits import TimeLimits
+from chairlift.schedule.memory import Memory
 from chairlift.schedule.policy import Past, Policy
 
 Grant = tuple[Sequence, int]
@@ -43,6 +44,7 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
         self.index = index
+        self._memory = Memory(self.pool, index)
         self.running: list[Sequence] = []
         """By rank. Whoever is here holds blocks for all tokens it has."""
         self._policy = policy
@@ -115,10 +117,10 @@ class Scheduler:
             if work.pad or sequence is None:
                 continue
             if work.seq_id in failed:
-                self._distrust(sequence)
+                self._memory.distrust(sequence)
                 self._finish(sequence, "error", failed[work.seq_id])
                 continue
-            self._enter(sequence, work.start + len(work.tokens))
+            self._memory.enter(sequence, work.start + len(work.tokens))
             if work.draws:
                 row = rows[work.seq_id]
                 self._append(sequence, row.tokens[0], row.logprobs)
@@ -193,16 +195,11 @@ class Scheduler:
         staying = [other for other in self.running if other.id not in away]
         if len(staying) >= self.config.max_num_seqs or not self._policy.gate.takes(sequence, staying):
             return False
-        match = self._match(sequence)
-        freed = {block for other in leaving for block in self._own(other)} - set(match.blocks)
-        need = self._need(sequence, match) - len(freed)
+        match = self._memory.match(sequence)
+        need = self._memory.need(sequence, match) - self._memory.freed(leaving, match)
         if leaving:
-            need += sum(max(0, self._blocks(len(other.tokens) + 1) - len(other.blocks)) for other in staying)
+            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in staying)
         return self._policy.headroom.admits(sequence, need, self.pool, staying)
-
-    def _own(self, sequence: Sequence) -> list[int]:
-        """Blocks that nobody else holds: what its leaving would free, and what it would have to compute again."""
-        return [block for block in sequence.blocks if self.pool.references(block) == 1]
 
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,22 +220,17 @@ class Scheduler:
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
-        need = self._blocks(sequence.computed + count) - len(sequence.blocks)
+        need = self._memory.lacks(sequence, sequence.computed + count)
         while need > self.pool.free:
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
-            victim = self._queue.victim(candidates, self._recomputation)
+            victim = self._queue.victim(candidates, self._memory.recomputation)
             self._preempt(victim)
             preempted.append(victim.id)
             if victim is sequence:
                 return False
-        if need > 0:
-            self._take(sequence, need)
+        self._memory.grow(sequence, need)
         return True
-
-    def _recomputation(self, sequence: Sequence) -> int:
-        """Tokens that would have to be computed again after a preemption, if none of them survives in the cache."""
-        return min(sequence.computed, len(self._own(sequence)) * self.config.block_size)
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
@@ -249,8 +241,8 @@ class Scheduler:
         """
         spent = 0
         while (sequence := self._candidate(now)) is not None:
-            match = self._match(sequence)
-            if not self._policy.split.starts(self._missing(sequence, match), budget - spent):
+            match = self._memory.match(sequence)
+            if not self._policy.split.starts(self._memory.missing(sequence, match), budget - spent):
                 break
             if not self._fits(sequence, match):
                 break
@@ -270,32 +262,19 @@ class Scheduler:
     def _somebody_fits(self, now: float) -> bool:
         """A waiting request would be admitted now, if tokens were left for it."""
         sequence = self._candidate(now)
-        return sequence is not None and self._fits(sequence, self._match(sequence))
+        return sequence is not None and self._fits(sequence, self._memory.match(sequence))
 
     def _admit(self, sequence: Sequence, match: Match) -> None:
         """Gives the sequence blocks for all tokens that it has, shared ones first."""
         self._queue.remove(sequence)
         insort(self.running, sequence, key=self._queue.rank)
         sequence.running = True
-        self._share(sequence, match)
-        self._take(sequence, self._blocks(len(sequence.tokens)) - len(match.blocks))
+        self._memory.seat(sequence, match)
         self._note_first_admission(sequence)
-
-    def _missing(self, sequence: Sequence, match: Match) -> int:
-        """Tokens that it will miss when it has got on."""
-        return len(sequence.tokens) - len(match.blocks) * self.config.block_size
-
-    def _match(self, sequence: Sequence) -> Match:
-        return self.index.match(sequence.tokens, sequence.request.cache_salt)
 
     def _fits(self, sequence: Sequence, match: Match) -> bool:
         """Memory allows for all tokens that the sequence has."""
-        return self._policy.headroom.admits(sequence, self._need(sequence, match), self.pool, self.running)
-
-    def _need(self, sequence: Sequence, match: Match) -> int:
-        """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
-        fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
-        return fresh + sum(self.pool.references(block) == 0 for block in match.blocks)
+        return self._policy.headroom.admits(sequence, self._memory.need(sequence, match), self.pool, self.running)
 
     def _note_first_admission(self, sequence: Sequence) -> None:
         """Hits of a resumed sequence are its own earlier work, and no news to anybody."""
@@ -305,43 +284,6 @@ class Scheduler:
         sequence.cached = sequence.computed
         self._queue.serve(sequence, prompt=sequence.prompt_len - sequence.cached)
         self._admitted.append(Admitted(sequence.request, queried=sequence.prompt_len, cached=sequence.cached))
-
-    # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _blocks(self, tokens: int) -> int:
-        """Blocks that this many tokens fill."""
-        return -(-tokens // self.config.block_size)
-
-    def _take(self, sequence: Sequence, count: int) -> None:
-        for block in self.pool.take(count):
-            self.index.forget(block)
-            sequence.blocks.append(block)
-
-    def _share(self, sequence: Sequence, match: Match) -> None:
-        self.pool.share(match.blocks)
-        sequence.blocks.extend(match.blocks)
-        sequence.computed = len(match.blocks) * self.config.block_size
-        sequence.indexed, sequence.place = len(match.blocks), match.place
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks, worth=self.index)
-        del sequence.blocks[:]
-        sequence.computed = 0
-        sequence.indexed, sequence.place = 0, sequence.request.cache_salt
-
-    def _enter(self, sequence: Sequence, computed: int) -> None:
-        """Enters the blocks that are full now into the index."""
-        size = self.config.block_size
-        while (sequence.indexed + 1) * size <= computed:
-            start = sequence.indexed * size
-            block = sequence.blocks[sequence.indexed]
-            sequence.place = self.index.add(sequence.place, sequence.tokens[start : start + size], block)
-            sequence.indexed += 1
-
-    def _distrust(self, sequence: Sequence) -> None:
-        """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last."""
-        for block in sequence.blocks[: sequence.indexed]:
-            self.index.forget(block)
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -370,7 +312,7 @@ class Scheduler:
         """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
         self.running.remove(sequence)
         sequence.running = False
-        self._release(sequence)
+        self._memory.release(sequence)
         self._queue.push(sequence)
 
     def _finish(
@@ -388,7 +330,7 @@ class Scheduler:
         else:
             self._queue.remove(sequence)
         sequence.running = False
-        self._release(sequence)
+        self._memory.release(sequence)
         sequence.finish = finish
         self._limits.forget(sequence)
         del self._sequences[sequence.id]
