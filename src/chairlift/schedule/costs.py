@@ -14,8 +14,8 @@ MEMORY = 0.98
 RIDGE = 1e-4
 """Of what was measured, that a price is held down by: rows and positions grow together, so steps cannot always tell them apart."""
 
-LONE_BASE_STEPS = 4
-"""A machine of which fewer steps are known is not known at all."""
+LEAST_STEPS = 4
+"""A machine of which fewer steps were measured is not known at all."""
 
 
 class Size(NamedTuple):
@@ -37,46 +37,57 @@ def size_of(plan: Plan) -> Size:
     return Size(tokens, rows, positions)
 
 
-class StepCosts:
-    """Least squares over steps whose weight fades. No price is below 0: one that would be is left out, and the others fitted."""
+class Line:
+    """A weighted sum of `count` amounts that was fitted to what was measured: least squares, of which the old ones fade.
 
-    def __init__(self) -> None:
-        self._moments = [[0.0] * 4 for _ in range(4)]
-        self._sums = [0.0] * 4
-        self._known = 0
+    No price is below 0: one that would be is left out, and the others are fitted anew.
+    """
+
+    def __init__(self, count: int, *, memory: float) -> None:
+        self._memory = memory
+        self._moments = [[0.0] * count for _ in range(count)]
+        self._sums = [0.0] * count
         self._prices: tuple[float, ...] | None = None
+        self.known = 0
+        """Times that something was learned."""
 
-    @property
-    def known(self) -> int:
-        """Steps that were measured."""
-        return self._known
-
-    def seconds(self, size: Size) -> float | None:
-        """What such a step will take, or None if too little is known."""
-        if self._known < LONE_BASE_STEPS:
-            return None
-        if self._prices is None:
-            self._prices = _fit(self._moments, self._sums)
-        return sum(price * amount for price, amount in zip(self._prices, (1, *size), strict=True))
-
-    def observe(self, past: Past) -> None:
-        if past.plan is None or past.elapsed_s <= 0:
-            return
-        amounts = (1, *size_of(past.plan))
+    def learn(self, amounts: tuple[float, ...], value: float) -> None:
         for i, amount in enumerate(amounts):
             row = self._moments[i]
             for j, other in enumerate(amounts):
-                row[j] = MEMORY * row[j] + amount * other
-            self._sums[i] = MEMORY * self._sums[i] + amount * past.elapsed_s
-        self._known += 1
+                row[j] = self._memory * row[j] + amount * other
+            self._sums[i] = self._memory * self._sums[i] + amount * value
         self._prices = None
+        self.known += 1
+
+    def value(self, amounts: tuple[float, ...]) -> float:
+        """0 if nothing is known."""
+        if self._prices is None:
+            self._prices = _fit(self._moments, self._sums)
+        return sum(price * amount for price, amount in zip(self._prices, amounts, strict=True))
+
+
+class StepCosts:
+    """What a step of a stated size takes."""
+
+    def __init__(self) -> None:
+        self._line = Line(1 + len(Size._fields), memory=MEMORY)
+
+    def seconds(self, size: Size) -> float | None:
+        """None if too few steps were measured."""
+        return self._line.value((1.0, *size)) if self._line.known >= LEAST_STEPS else None
+
+    def observe(self, past: Past) -> None:
+        if past.plan is not None and past.elapsed_s > 0:
+            self._line.learn((1.0, *size_of(past.plan)), past.elapsed_s)
 
 
 def _fit(moments: list[list[float]], sums: list[float]) -> tuple[float, ...]:
     """The prices that explain the moments best, none of them negative."""
     kept = [i for i in range(len(sums)) if moments[i][i] > 0]
     while kept:
-        prices = _solved([[moments[i][j] + (RIDGE * moments[i][i] if i == j else 0.0) for j in kept] for i in kept], [sums[i] for i in kept])
+        matrix = [[moments[i][j] * (1 + RIDGE * (i == j)) for j in kept] for i in kept]
+        prices = _solved(matrix, [sums[i] for i in kept])
         least = min(range(len(kept)), key=lambda place: prices[place] * moments[kept[place]][kept[place]] ** 0.5)
         if prices[least] >= 0:
             found = dict(zip(kept, prices, strict=True))

@@ -12,15 +12,16 @@ from chairlift.schedule.orders import (
     AGING_S,
     CachedFirst,
     Deadline,
+    Due,
     Learner,
-    Pace,
+    Onset,
     Ranked,
     Seniority,
     ShortestFirst,
     arrival,
 )
 from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
-from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
+from chairlift.schedule.queues import Classes, Fair, Key, Queue, Sorted
 from chairlift.schedule.shares import Ledger
 from chairlift.schedule.splits import Adaptive, Balanced, Chunked, PrefillFirst, Whole
 
@@ -65,8 +66,8 @@ def _fair(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
 
 
 def _deadline(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
-    pace = Pace()
-    return _shared(config, lambda: Deadline(pace), pace)
+    onset, seniority = Onset(), Seniority(AGING_S)
+    return _shared(config, lambda: Deadline(onset), onset, due=Due(seniority))
 
 
 def _shortest(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
@@ -78,10 +79,10 @@ def _prefix(config: EngineConfig, index: PrefixIndex) -> Order:
     return _shared(config, lambda: CachedFirst(index))
 
 
-def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner) -> Order:
+def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner, due: Key | None = None) -> Order:
     """Classes, then tenants' shares, then the order within."""
     seniority, ledger = Seniority(AGING_S), Ledger(dict(config.tenant_weights))
-    return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
+    return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, due=due, ledger=ledger, learners=learners)
 
 
 ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {
