@@ -22,8 +22,14 @@ from chairlift.schedule.shares import Ledger
 AGING_S = 30.0
 """Somebody of one class lower goes first if he came so many seconds earlier."""
 
-S_PER_EXPECTED_TOKEN = 0.25
-"""Somebody whose answer is expected to be a token longer goes first if he came so many seconds earlier."""
+LENGTH_WEIGHT = 2.0
+"""Somebody whose answer is expected to take longer goes first if he came earlier by so many times the difference."""
+
+FIRST_STEP_S = 0.02
+"""What a step is held to take before any was measured."""
+
+STEP_MEMORY = 0.99
+"""What is left of the weight of a measured step one step later."""
 
 S_PER_CACHED_TOKEN = 0.05
 """The same for a prompt that has a token less in the cache."""
@@ -155,18 +161,37 @@ def arrival(sequence: Sequence) -> float:
     return sequence.request.arrival
 
 
-class ShortestFirst:
-    """A key: arrival, and so many seconds later for each token that the answer is expected to have.
+class StepTime:
+    """What a step takes on average, which is the time between two tokens of an answer."""
 
-    So a short answer overtakes a long one, but only one that came at most a bounded time before it.
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._steps = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds / self._steps if self._steps else FIRST_STEP_S
+
+    def observe(self, past: Past) -> None:
+        if past.plan is not None and past.elapsed_s > 0:
+            self._seconds = STEP_MEMORY * self._seconds + past.elapsed_s
+            self._steps = STEP_MEMORY * self._steps + 1
+
+
+class ShortestFirst:
+    """A key: arrival, and later by `weight` times what the answer is expected to take.
+
+    So a short answer overtakes a long one, but only one that came at most a bounded time before it: the time that an answer
+    takes is the scale by which it can be asked to wait.
     """
 
-    def __init__(self, lengths: Lengths, *, s_per_token: float = S_PER_EXPECTED_TOKEN) -> None:
+    def __init__(self, lengths: Lengths, step: StepTime, *, weight: float = LENGTH_WEIGHT) -> None:
         self._lengths = lengths
-        self._s_per_token = s_per_token
+        self._step = step
+        self._weight = weight
 
     def __call__(self, sequence: Sequence) -> float:
-        return sequence.request.arrival + self._s_per_token * self._lengths.expected(sequence.request)
+        return sequence.request.arrival + self._weight * self._step.seconds * self._lengths.expected(sequence.request)
 
 
 class Onset:

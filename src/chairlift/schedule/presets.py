@@ -18,6 +18,7 @@ from chairlift.schedule.orders import (
     Ranked,
     Seniority,
     ShortestFirst,
+    StepTime,
     arrival,
 )
 from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
@@ -71,8 +72,8 @@ def _deadline(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG00
 
 
 def _shortest(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
-    lengths = Lengths()
-    return _shared(config, lambda: Sorted(ShortestFirst(lengths)), lengths)
+    lengths, step = Lengths(), StepTime()
+    return _shared(config, lambda: Sorted(ShortestFirst(lengths, step)), lengths, step)
 
 
 def _prefix(config: EngineConfig, index: PrefixIndex) -> Order:

@@ -24,6 +24,19 @@ A100 = Linear(step_s=0.011, token_s=1e-4, draw_s=2e-5, position_s=9e-8)
 """About a model of 8 billion weights in 16 bits on an A100: 16 GB of weights at 1.5 TB/s, 16 GFLOP a token at half of 312 TFLOP/s,
 128 KiB of keys and values a position. A step of 512 tokens takes 62 ms, one of 32 next tokens at 1,000 positions 18 ms."""
 
+CPU = Linear(step_s=0.006, token_s=1.3e-3, draw_s=7e-4, position_s=2e-6)
+"""About SmolLM2-135M in our compiled executor on two cores: 125 tok/s alone, 440 in a batch of 32, 750 of prompts."""
+
+SMALL = EngineConfig(
+    max_model_len=16_384,
+    num_blocks=8192,
+    max_num_seqs=8,
+    max_num_batched_tokens=256,
+    enable_prefix_caching=False,
+    scheduling_policy="fcfs",
+)
+"""Eight places, so that there is a queue before the machine is shared by too many."""
+
 LARGE = EngineConfig(
     max_model_len=16_384,
     num_blocks=20_000,
@@ -90,3 +103,16 @@ def capacity(config: EngineConfig, cost: Cost, sample: Sequence[Ask]) -> float:
     ends = sorted(journey.finished_at or 0.0 for journey in journeys.values())
     first, last = len(ends) // 5, 4 * len(ends) // 5
     return (last - first) / (ends[last] - ends[first])
+
+
+def at_load(load: float, config: EngineConfig, cost: Cost, rides: Sequence[Ask]) -> list[Ask]:
+    """The same requests in the same rhythm, at this part of the pace at which the engine can serve just them.
+
+    The pace is measured with all of them there from the beginning: when the last one's first token comes, all have ended but
+    those who fill the places, who are half done.
+    """
+    backlog = [replace(one, request=replace(one.request, arrival=0.0)) for one in rides]
+    begun = (journey.token_times[0] for journey in ride(replace(config, scheduling_policy="fcfs"), cost, backlog).values())
+    busy_s = max(begun) * len(rides) / (len(rides) - config.max_num_seqs / 2)
+    stretch = busy_s / (load * max(one.request.arrival for one in rides))
+    return [replace(one, request=replace(one.request, arrival=one.request.arrival * stretch)) for one in rides]
