@@ -96,7 +96,7 @@ class Balanced:
     def observe(self, past: Past) -> None: ...
 
 
-AIM = 0.7
+AIM = 0.65
 """Of the target, that a step is sized for: steps of one size take now more and now less, and slow times begin unannounced."""
 
 MOST_GROWTH = 1.25
