@@ -13,8 +13,8 @@ from chairlift.schedule.policy import Gate, Order, Past
 PACED_AIM = 0.9
 """Of the target, that a step may be predicted to take: predictions are of the mean, and answers get longer."""
 
-FIRST_ROWS = 4
-"""So many may run before any step was measured."""
+FEWEST_ROWS = 4
+"""So many may run in any case."""
 
 MOST_EXTRAPOLATION = 2
 """So many times as many rows may run as were ever measured together."""
@@ -117,7 +117,8 @@ class Paced:
 
     A step of all who run with a chunk of `floor` tokens beside them is what is predicted, as every prompt gets at least that;
     whoever runs counts as one row. Before much is measured the number of rows may only double, so that a crowd at the door
-    does not get in before anybody knows what it costs. Where nobody runs, anybody may.
+    does not get in before anybody knows what it costs. A few may run beside each other whatever is predicted: where the target
+    cannot be met, one at a time would not meet it either, and a long answer would keep everybody else out.
     """
 
     def __init__(self, inner: Gate, *, itl_target_s: float, floor: int) -> None:
@@ -138,9 +139,9 @@ class Paced:
         if not self._inner.takes(sequence, running):
             return False
         rows = len(running) + 1
-        if rows == 1:
+        if rows <= FEWEST_ROWS:
             return True
-        if rows > max(FIRST_ROWS, MOST_EXTRAPOLATION * self._measured_rows):
+        if rows > MOST_EXTRAPOLATION * max(self._measured_rows, FEWEST_ROWS // 2):
             return False
         positions = self._floor + len(sequence.tokens) + sum(len(other.tokens) for other in running)
         predicted_s = self._costs.seconds(Size(self._floor, rows, positions))

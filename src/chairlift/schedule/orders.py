@@ -16,7 +16,7 @@ from chairlift.core.types import Sequence
 from chairlift.schedule.costs import Line
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.policy import Past
-from chairlift.schedule.queues import Key, Queue, Sorted
+from chairlift.schedule.queues import Queue, Sorted
 from chairlift.schedule.shares import Ledger
 
 AGING_S = 30.0
@@ -65,13 +65,17 @@ class Learner(Protocol):
 class Seniority:
     """When a request came, in seconds, and `aging_s` later for each class that it is lower; None knows no classes.
 
-    It never changes, and a request is overtaken only by those that come within a bounded time after it.
+    With `patience_s` it is later by the time in which the first token is wanted as well, but by no more than that. It never
+    changes, and a request is overtaken only by those that come within a bounded time after it.
     """
 
     aging_s: float | None
+    patience_s: float = 0.0
 
     def __call__(self, sequence: Sequence) -> float:
-        return sequence.request.arrival + (self.aging_s or 0.0) * sequence.request.priority
+        request = sequence.request
+        wanted_s = self.patience_s if request.ttft_target_s is None else max(0.0, request.ttft_target_s)
+        return request.arrival + (self.aging_s or 0.0) * request.priority + min(wanted_s, self.patience_s)
 
     def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
         """Only a higher class may, and only who is senior as well: an old request of a low class is safe.
@@ -83,36 +87,14 @@ class Seniority:
         return self(waiting) < self(running)
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """Seniority, and later by the time in which the first token is wanted, but by no more than `most_s`."""
-
-    seniority: Seniority
-    most_s: float = UNTARGETED_S
-
-    def __call__(self, sequence: Sequence) -> float:
-        target_s = sequence.request.ttft_target_s
-        return self.seniority(sequence) + (self.most_s if target_s is None else min(max(target_s, 0.0), self.most_s))
-
-
 class Ranked:
-    """An order: a queue for those who wait, and seniority for those who run, unless they are `due` by something else.
-
-    Learners are told what happened.
-    """
+    """An order: a queue for those who wait, and seniority for those who run. Learners are told what happened."""
 
     def __init__(
-        self,
-        queue: Queue,
-        seniority: Seniority,
-        *,
-        due: Key | None = None,
-        ledger: Ledger | None = None,
-        learners: Iterable[Learner] = (),
+        self, queue: Queue, seniority: Seniority, *, ledger: Ledger | None = None, learners: Iterable[Learner] = ()
     ) -> None:
         self._queue = queue
         self._seniority = seniority
-        self._due = due or seniority
         self._ledger = ledger
         self._learners = (*learners, *(() if ledger is None else (ledger,)))
 
@@ -126,7 +108,7 @@ class Ranked:
         return self._queue.peek(now)
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        return (self._due(sequence), sequence.number)
+        return (self._seniority(sequence), sequence.number)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._queue)

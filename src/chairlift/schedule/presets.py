@@ -10,9 +10,9 @@ from chairlift.schedule.headrooms import Expected, Optimistic, Reserve
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.orders import (
     AGING_S,
+    UNTARGETED_S,
     CachedFirst,
     Deadline,
-    Due,
     Learner,
     Onset,
     Ranked,
@@ -22,7 +22,7 @@ from chairlift.schedule.orders import (
     arrival,
 )
 from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
-from chairlift.schedule.queues import Classes, Fair, Key, Queue, Sorted
+from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
 from chairlift.schedule.shares import Ledger
 from chairlift.schedule.splits import Adaptive, Balanced, Chunked, PrefillFirst, Whole
 
@@ -67,8 +67,8 @@ def _fair(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
 
 
 def _deadline(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
-    onset, seniority = Onset(), Seniority(AGING_S)
-    return _shared(config, lambda: Deadline(onset), onset, due=Due(seniority))
+    onset = Onset()
+    return _shared(config, lambda: Deadline(onset), onset, patience_s=UNTARGETED_S)
 
 
 def _shortest(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
@@ -80,10 +80,10 @@ def _prefix(config: EngineConfig, index: PrefixIndex) -> Order:
     return _shared(config, lambda: CachedFirst(index))
 
 
-def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner, due: Key | None = None) -> Order:
+def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner, patience_s: float = 0.0) -> Order:
     """Classes, then tenants' shares, then the order within."""
-    seniority, ledger = Seniority(AGING_S), Ledger(dict(config.tenant_weights))
-    return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, due=due, ledger=ledger, learners=learners)
+    seniority, ledger = Seniority(AGING_S, patience_s), Ledger(dict(config.tenant_weights))
+    return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
 
 
 ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {

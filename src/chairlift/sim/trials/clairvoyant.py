@@ -11,7 +11,7 @@ from itertools import accumulate
 from chairlift.core.config import EngineConfig
 from chairlift.core.types import Request
 from chairlift.core.types import Sequence as Waiting
-from chairlift.schedule.orders import Due, Ranked, Seniority
+from chairlift.schedule.orders import UNTARGETED_S, Ranked, Seniority
 from chairlift.schedule.policy import Past
 from chairlift.schedule.queues import Sorted
 from chairlift.sim.cost import Linear
@@ -82,7 +82,7 @@ def clairvoyant(style: Style, rides: Sequence[Ask], cost: Linear) -> OrderOf:
         most = style.share * sum(least)
         kept = sum(total <= most for total in accumulate(least))
         queue = _Foreseen(style, works, cost, most_work_s=least[max(0, kept - 1)], places=config.max_num_seqs)
-        return Ranked(queue, Seniority(None), due=Due(Seniority(None)), learners=[queue])
+        return Ranked(queue, Seniority(None, UNTARGETED_S), learners=[queue])
 
     return order
 
