@@ -34,8 +34,8 @@ def compare(name: str, drawn: Drawn, *, seeds: int, requests: int) -> None:
             latency(ride(replace(CONFIG, scheduling_policy=policy), A100, rides).values()) for policy in ("fcfs", "shortest")
         )
         print(
-            f"{name}: seed {seed}: {len(rides)} requests, mean {first.mean_s:.2f} s fcfs, {short.mean_s:.2f} s shortest, {first.mean_s / short.mean_s:.2f}"
-            f" times better; p99 {first.p99_s:.1f} and {short.p99_s:.1f} s, {short.p99_s / first.p99_s:.2f} times",
+            f"{name}: seed {seed}: {len(rides)} requests, mean {first.mean_s:.2f} s fcfs, {short.mean_s:.2f} s shortest,"
+            f" {first.mean_s / short.mean_s:.2f} times better; p99 {first.p99_s:.1f} and {short.p99_s:.1f} s, {short.p99_s / first.p99_s:.2f} times",
             flush=True,
         )
 

@@ -1,4 +1,4 @@
-"""A huge prompt and small ones beside it: neither keeps the other from getting on for longer than is written in docs/design/schedule.md."""
+"""A huge prompt and small ones beside it: neither keeps the other waiting for longer than docs/design/schedule.md says."""
 
 from math import ceil
 from typing import Any
@@ -33,9 +33,7 @@ HUGE_STEPS = {
 
 
 def engine(split: str) -> Ride:
-    return ride(
-        num_blocks=400, max_model_len=700, max_num_seqs=PLACES, max_num_batched_tokens=BUDGET, **SPLITS[split]
-    )
+    return ride(num_blocks=400, max_model_len=700, max_num_seqs=PLACES, max_num_batched_tokens=BUDGET, **SPLITS[split])
 
 
 def steps_to_first_token(ride: Ride, request_id: str, since: int) -> int:

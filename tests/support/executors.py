@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from chairlift.core.types import Draw, Logprobs, Plan, Result, Row, Work
+from chairlift.core.types import Draw, Logprobs, Move, Plan, Result, Row, Work
 
 
 class Slot(NamedTuple):
@@ -46,10 +46,13 @@ class ShadowExecutor:
     """Draws `next_token(prefix)`, where the prefix is read back from the shadow KV store through the row's block table.
 
     Every position that attention would read must have been written by this very prefix, and the history of a draw that has
-    one must be that prefix as well: anything else is an AssertionError.
+    one must be that prefix as well: anything else is an AssertionError. If `contiguous`, only the table's first entry is read.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int]) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int], *, contiguous: bool = False
+    ) -> None:
+        self.contiguous = contiguous
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.next_token = next_token
@@ -62,6 +65,8 @@ class ShadowExecutor:
 
     def collect(self) -> Result:
         plan = self.plans[-1]
+        for move in plan.moves:
+            self._copy(move)
         written: set[tuple[int, int]] = set()
         rows: list[Row] = []
         for work in plan.work:
@@ -73,7 +78,8 @@ class ShadowExecutor:
         return Result(plan.step, tuple(rows))
 
     def draw(self, draw: Draw, prefix: tuple[int, ...]) -> int:
-        token = self.next_token(prefix)
+        """Every choice writes tokens of its own."""
+        token = self.next_token(prefix) + draw.choice
         while token in draw.banned:
             token += 1
         return token
@@ -92,9 +98,20 @@ class ShadowExecutor:
         return Row(work.seq_id, tokens, logprobs)
 
     def _place(self, work: Work, position: int) -> tuple[int, int]:
-        block = work.blocks[position // self.block_size]
+        number = position // self.block_size
+        assert number < len(work.blocks)
+        block = work.blocks[0] + number if self.contiguous else work.blocks[number]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
+
+    def _copy(self, move: Move) -> None:
+        """What was never written is copied as such."""
+        for within in range(self.block_size):
+            slot = self._slots.get((move.source, within))
+            if slot is None:
+                self._slots.pop((move.target, within), None)
+            else:
+                self._slots[move.target, within] = slot
 
     def _compute(self, work: Work, written: set[tuple[int, int]]) -> tuple[int, ...]:
         assert len(work.tokens) > 0, f"{work.seq_id} has a row without tokens: there would be no logits"

@@ -30,6 +30,9 @@ SWITCH_S = 0.0005
 """
 
 
+ONE_RUN = "contiguous: every request reserves room for its longest answer, and prefixes are not shared"
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Everything that the command line says about a server. Without `names` the model is called what it was asked for."""
@@ -116,6 +119,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"compute   {fit.computes.words}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
+        *([f"layout    {ONE_RUN}"] if fit.config.kv_layout == "contiguous" else []),
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
         f"address   {address}/v1",
         "try       " + _curl(engine, names[0], asked.settings, address),

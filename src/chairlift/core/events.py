@@ -30,6 +30,8 @@ class Step:
     snapshot: Snapshot
     elapsed_s: float = 0.0
     wake_at: float | None = None
+    blamed: tuple[Request, ...] = ()
+    """Requests that made a step fail in which they were alone, while the executor was sound."""
 
 
 Health = Literal["ok", "stalled", "failed", "closed"]

@@ -25,9 +25,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a request from outside: its client left ("abort"), or its text is complete ("stop")."""
+    """End a choice from outside: its client left ("abort"), or its text is complete ("stop")."""
 
-    request_id: str
+    choice: str
     finish: Finish
 
 
@@ -45,7 +45,7 @@ class EngineCore:
     """One engine. `inbox` takes commands from any thread, in order; everything else belongs to the thread that steps."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        index = prefix_index(config.block_size, enabled=config.enable_prefix_caching)
+        index = prefix_index(config.block_size, enabled=config.shares_prefixes)
         self.scheduler = Scheduler(config, preset(config, index), index)
         self.inbox: deque[Command] = deque()
         self._executor = executor
@@ -65,18 +65,21 @@ class EngineCore:
         return self._report(now, plan, snapshot, elapsed_s)
 
     def fail_step(self, now: float, message: str) -> Step | None:
-        """After `step` raised: ends all requests of the plan with an error. None if it was not the executor that raised.
+        """After `step` raised: looks for who is to blame, one at a time. None if it was not the executor that raised.
 
-        The others go on. The prefix index is emptied, as nobody knows any more what the executor has written.
+        Everything is computed again, and the prefix index is emptied, as nobody knows any more what the executor has written.
         """
         plan, self._executing = self._executing, None
         if plan is None:
             return None
-        failed = tuple((work.seq_id, message) for work in plan.work)
         self._take_commands()
-        self.scheduler.commit(plan, Result(plan.step, (), failed))
-        self.scheduler.index.clear()
+        plan = plan._replace(preempted=self.scheduler.take_back(plan, message))
         return self._report(now, plan, self.scheduler.snapshot())
+
+    @property
+    def doubts(self) -> int:
+        """Failures in a row that no request explains."""
+        return self.scheduler.doubts
 
     def abandon(self, now: float, message: str) -> Step:
         """Ends all requests with an error: the engine has failed for good."""
@@ -100,8 +103,8 @@ class EngineCore:
             match self.inbox.popleft():
                 case Submit(request):
                     self.scheduler.add(request)
-                case End(request_id, finish):
-                    self.scheduler.end(request_id, finish)
+                case End(choice, finish):
+                    self.scheduler.end(choice, finish)
                 case Ask(answer):
                     answer(self.scheduler.standings())
 
@@ -115,4 +118,5 @@ class EngineCore:
             snapshot=snapshot,
             elapsed_s=elapsed_s,
             wake_at=None if plan.work else scheduler.wake_at(),
+            blamed=scheduler.drain_blamed(),
         )

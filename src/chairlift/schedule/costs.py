@@ -1,6 +1,6 @@
-"""What a step takes, learned from the steps themselves: a price for any step, a prompt's token, a row and a position that it sees.
+"""What a step takes, learned from steps: prices of a step, of a prompt's token, of a row and of a position that it sees.
 
-Knows plans and how long they took; knows no machine. The model is a straight line, fitted by least squares over the latest steps.
+Knows plans and how long they took; knows no machine. The model is a straight line, fitted by least squares to the latest steps.
 """
 
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from chairlift.core.types import Plan
 from chairlift.schedule.policy import Past
 
 MEMORY = 0.98
-"""What is left of the weight of a measured step one step later: a machine that gets slower is believed after some fifty steps."""
+"""What is left of the weight of a measured step one step later: a slower machine is believed after some fifty steps."""
 
 RIDGE = 1e-4
-"""Of what was measured, that a price is held down by: rows and positions grow together, so steps cannot always tell them apart."""
+"""By so much of what was measured prices are held down: rows and positions grow together, and steps may not tell them apart."""
 
 LEAST_STEPS = 4
 """A machine of which fewer steps were measured is not known at all."""

@@ -5,6 +5,8 @@ Knows who waits, who runs, the time and what steps took; knows nothing of memory
 """
 
 from array import array
+from bisect import bisect_right
+from itertools import accumulate
 
 from chairlift.core.types import Sequence, Work
 from chairlift.schedule.costs import Size, StepCosts, size_of
@@ -41,7 +43,7 @@ class Continuous:
 
 
 class Group:
-    """Requests are taken in groups of at most `size`, and a group runs to its end before the next one is taken.
+    """Requests are taken in groups of at most `size` choices, and a group runs to its end before the next one is taken.
 
     With `wait_s` 0 this is static batching: when all places are empty it takes what waits. With more it is dynamic batching:
     it takes a group when `size` requests wait or the oldest has waited for that long. Three forms make comparisons fair:
@@ -69,9 +71,9 @@ class Group:
 
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
         for member in self._members.values():
-            if not member.running and not member.finish:  # it has not joined yet, or was preempted
+            if not member.running and not member.finish and member.leader is None:  # it has not joined yet, or was preempted
                 return member
-        if running or not len(queue) or not (len(queue) >= self.size or now >= _oldest(queue) + self.wait_s):
+        if running or not len(queue) or not (_places(queue) >= self.size or now >= _oldest(queue) + self.wait_s):
             return None
         self._form(list(queue))
         return next(iter(self._members.values()))
@@ -88,7 +90,7 @@ class Group:
         rows: list[Work] = []
         for member in self._members.values():
             count = min(1 if member.finish else self._owed[member.id], budget)
-            if count == 0:
+            if count == 0 or member.leader is not None:
                 continue
             rows.append(Work(member.id, len(member.tokens), array("i", bytes(4 * count)), array("i"), pad=True))
             budget -= count
@@ -106,7 +108,8 @@ class Group:
         if self.by_length:
             first = waiting[0]
             waiting.sort(key=lambda sequence: abs(_expected(sequence) - _expected(first)))
-        group = waiting[: self.size]
+        places = accumulate(member.places for member in waiting)
+        group = [one for member in waiting[: bisect_right(list(places), self.size)] for one in (member, *member.followers)]
         longest = max(len(member.tokens) for member in group)
         self._members = {member.id: member for member in group}
         self._owed = {member.id: longest - len(member.tokens) for member in group}
@@ -116,9 +119,9 @@ class Paced:
     """As `inner`, but nobody joins if a step would then be predicted to keep streams waiting for longer than `itl_target_s`.
 
     A step of all who run with a chunk of `floor` tokens beside them is what is predicted, as every prompt gets at least that;
-    whoever runs counts as one row. Before much is measured the number of rows may only double, so that a crowd at the door
-    does not get in before anybody knows what it costs. A few may run beside each other whatever is predicted: where the target
-    cannot be met, one at a time would not meet it either, and a long answer would keep everybody else out.
+    everybody counts as many rows as he takes places. Only twice as many rows as were measured may run, so that a crowd at the
+    door does not get in before anybody knows what it costs. A few may run beside each other whatever is predicted: where the
+    target cannot be met, one at a time would not meet it either, and a long answer would keep everybody else out.
     """
 
     def __init__(self, inner: Gate, *, itl_target_s: float, floor: int) -> None:
@@ -138,14 +141,14 @@ class Paced:
     def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:
         if not self._inner.takes(sequence, running):
             return False
-        rows = len(running) + 1
-        if rows <= FEWEST_ROWS:
+        rows = sum(one.places for one in running) + sequence.places
+        if not running or rows <= FEWEST_ROWS:
             return True
         if rows > MOST_EXTRAPOLATION * max(self._measured_rows, FEWEST_ROWS // 2):
             return False
-        positions = self._floor + len(sequence.tokens) + sum(len(other.tokens) for other in running)
+        positions = self._floor + sum(one.places * len(one.tokens) for one in (sequence, *running))
         predicted_s = self._costs.seconds(Size(self._floor, rows, positions))
-        return predicted_s is None or predicted_s <= self._most_s
+        return predicted_s is not None and predicted_s <= self._most_s
 
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
         """Nobody waits for the pace alone while nothing runs, so there is never a need to wake for it."""
@@ -159,6 +162,11 @@ class Paced:
         self._costs.observe(past)
         if past.plan is not None:
             self._measured_rows = max(self._measured_rows, size_of(past.plan).rows)
+
+
+def _places(queue: Order) -> int:
+    """Places that all who wait would take."""
+    return sum(sequence.places for sequence in queue)
 
 
 def _oldest(queue: Order) -> float:

@@ -51,7 +51,7 @@ MOST_TARGET_S = 64.0
 """Below and above, all are in the same hurry."""
 
 SIZE_WEIGHT = 3.0
-"""Somebody who is due later goes first if the other takes longer to his first token, by more than the difference divided by this."""
+"""Somebody goes first though he is due later, if that is by less than so many times what he takes less to his first token."""
 
 REFRESHED = 8
 """So many waiting prompts are looked up in the cache again in each step, besides the first one."""
@@ -180,8 +180,8 @@ class Onset:
     """How long it takes from getting on to the first token, by the length of the prompt: a straight line, fitted to the latest.
 
     It is measured and not worked out: beside other prompts and everybody's next tokens it takes several times as long as alone.
-    Those in a hurry are served first and so take less: targets between two powers of 2 have a line of their own, and until it is
-    known, that of all.
+    Those in a hurry are served first and so take less: targets between two powers of 2 have a line of their own, and that of
+    all until it is known.
     """
 
     def __init__(self) -> None:

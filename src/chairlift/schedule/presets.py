@@ -6,7 +6,7 @@ from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.schedule.gates import Continuous, Group, Paced
-from chairlift.schedule.headrooms import Expected, Optimistic, Reserve
+from chairlift.schedule.headrooms import Expected, Granted, Optimistic, Reserve
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.orders import (
     AGING_S,
@@ -98,7 +98,7 @@ ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {
 
 
 SPLITS: Mapping[str, Callable[[EngineConfig], Split]] = {
-    "chunked": lambda config: Chunked(floor=_floor(config)),
+    "chunked": lambda config: Chunked(floor=_chunk(config)),
     "whole": lambda config: Whole(budget=config.max_num_batched_tokens),
     "balanced": lambda config: Balanced(),  # noqa: ARG005
 }
@@ -116,7 +116,7 @@ def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
         gate=_gate(config),
         order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
-        headroom=HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config),
+        headroom=_headroom(config),
     )
 
 
@@ -131,6 +131,12 @@ def _gate(config: EngineConfig) -> Gate:
     return gate if config.itl_target_s is None else Paced(gate, itl_target_s=config.itl_target_s, floor=_floor(config))
 
 
+def _headroom(config: EngineConfig) -> Headroom:
+    """A contiguous run is all that its owner may ever need: whatever is asked for, that is as `reserve` would have it."""
+    named = HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config)
+    return Granted() if config.kv_layout == "contiguous" else named
+
+
 def _split(config: EngineConfig) -> Split:
     split = SPLITS[_known("split", config.split, SPLITS)](config)
     if config.itl_target_s is not None:
@@ -142,3 +148,8 @@ def _split(config: EngineConfig) -> Split:
 def _floor(config: EngineConfig) -> int:
     """The smallest chunk that is worth a row of its own."""
     return max(1, config.max_num_batched_tokens // 8)
+
+
+def _chunk(config: EngineConfig) -> int:
+    """The smallest chunk of a prompt beside other prompts. Where all together may get no more than a floor, they share that."""
+    return _floor(config) if config.itl_target_s is None else max(1, _floor(config) // 4)

@@ -1,4 +1,4 @@
-"""First tokens in time under an overload, beside those who know everything: a small machine, and lengths like those of chats."""
+"""First tokens in time under an overload, beside those who know everything: a small machine, lengths like those of chats."""
 
 import random
 from dataclasses import replace

@@ -23,7 +23,7 @@ NEVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a clairvoyant chooses. He serves those of the least work that make up a `share` of all work, and the others at the end.
+    """How a clairvoyant chooses. He serves those of the least work that make up a `share` of all work, the others at the end.
 
     Of those he takes the one first who must get on first, and `weight` times its work later. From getting on to the first token
     he expects to take as long as `steps` empty steps and `slowness` times what the prompt alone takes; who cannot be in time

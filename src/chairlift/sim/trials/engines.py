@@ -21,8 +21,8 @@ from chairlift.workload.traces import Arrival
 GREEDY = Sampling(temperature=0.0)
 
 A100 = Linear(step_s=0.011, token_s=1e-4, draw_s=2e-5, position_s=9e-8)
-"""About a model of 8 billion weights in 16 bits on an A100: 16 GB of weights at 1.5 TB/s, 16 GFLOP a token at half of 312 TFLOP/s,
-128 KiB of keys and values a position. A step of 512 tokens takes 62 ms, one of 32 next tokens at 1,000 positions 18 ms."""
+"""About a model of 8 billion weights in 16 bits on an A100: 16 GB of weights at 1.5 TB/s, 16 GFLOP a token at half
+of 312 TFLOP/s, 128 KiB of keys and values a position. A step of 512 tokens takes 62 ms, one of 32 next tokens at 1,000 positions 18 ms."""
 
 CPU = Linear(step_s=0.006, token_s=1.3e-3, draw_s=7e-4, position_s=2e-6)
 """About SmolLM2-135M in our compiled executor on two cores: 125 tok/s alone, 440 in a batch of 32, 750 of prompts."""
@@ -60,7 +60,10 @@ def asks(arrivals: Iterable[Arrival], *, max_tokens: int, prefix: str = "") -> l
     """A request for each arrival. All that the scheduler knows of an answer is that it has at most `max_tokens`."""
     stopping = Stopping(max_tokens, eos_ids=frozenset({END}))
     return [
-        Ask(Request(f"{prefix}{number}", (WORD,) * one.prompt_tokens, stopping, GREEDY, one.arrival_s), min(one.answer_tokens, max_tokens))
+        Ask(
+            Request(f"{prefix}{number}", (WORD,) * one.prompt_tokens, stopping, GREEDY, one.arrival_s),
+            min(one.answer_tokens, max_tokens),
+        )
         for number, one in enumerate(arrivals)
     ]
 

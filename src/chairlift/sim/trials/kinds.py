@@ -37,7 +37,9 @@ KINDS = (
 """Labels for texts, chats, and long texts that are written from a line: the last are few, and three quarters of the work."""
 
 
-def of_kinds(kinds: Sequence[Kind], moments: Sequence[float], chance: Chance, *, max_tokens: int, tenants: bool = False) -> list[Ask]:
+def of_kinds(
+    kinds: Sequence[Kind], moments: Sequence[float], chance: Chance, *, max_tokens: int, tenants: bool = False
+) -> list[Ask]:
     """A request for each moment. With `tenants` each kind is a tenant's."""
     drawn = [chance.choices(kinds, [kind.part for kind in kinds])[0] for _ in moments]
     arrivals = [
