@@ -1,4 +1,4 @@
-"""First tokens in time at 1.3 times what the engine can do: `deadline`, first come, first served, and those who know everything.
+"""First tokens in time at 1.3 times what the engine can do: `deadline`, first come first served, and those who know everything.
 
 In virtual time, with the lengths of the Azure conversation trace: `python benchmarks/deadlines.py --trace azure-2023-conv.csv`.
 A seed takes some minutes; what is printed is the same on every machine.

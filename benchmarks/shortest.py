@@ -35,7 +35,8 @@ def compare(name: str, drawn: Drawn, *, seeds: int, requests: int) -> None:
         )
         print(
             f"{name}: seed {seed}: {len(rides)} requests, mean {first.mean_s:.2f} s fcfs, {short.mean_s:.2f} s shortest,"
-            f" {first.mean_s / short.mean_s:.2f} times better; p99 {first.p99_s:.1f} and {short.p99_s:.1f} s, {short.p99_s / first.p99_s:.2f} times",
+            f" {first.mean_s / short.mean_s:.2f} times better;"
+            f" p99 {first.p99_s:.1f} and {short.p99_s:.1f} s, {short.p99_s / first.p99_s:.2f} times",
             flush=True,
         )
 
