@@ -110,8 +110,8 @@ def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_as_beside
     """Each of the light ones asks for 45 % of the machine at random times, the heavy one for ten times as much.
 
     So beside its like a request waits because both together ask for nine tenths of the machine, and beside the heavy one
-    because it alone asks for nine tenths of its half. These are queues of random lengths: a single drawing says little of their 95th
-    percentile, so that of all requests of five drawings counts.
+    because it alone asks for nine tenths of its half. These are queues of random lengths: a single drawing says little of
+    their 95th percentile, so that of all requests of five drawings counts.
     """
     beside_peer, beside_heavy = [], []
     for seed in (1, 11, 21, 31, 41):
