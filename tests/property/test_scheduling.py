@@ -109,6 +109,8 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     places = sum(1 + len(one.followers) for one in running)
     if first is None or step.plan.preempted or budget_left == 0 or places + 1 + len(first.followers) > config.max_num_seqs:
         return
+    if not policy.gate.takes(first, running):
+        return
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
     if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
         return

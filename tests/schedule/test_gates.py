@@ -1,11 +1,15 @@
 """Continuous batching beside static and dynamic: who joins when, and what padding is computed."""
 
+from array import array
 from typing import Any
 
 import pytest
 from engines import ride
 from virtual import Ride, request
 
+from chairlift.core.types import Plan, Sequence, Work
+from chairlift.schedule.gates import Continuous, Paced
+from chairlift.schedule.policy import Past
 from chairlift.schedule.presets import GATES
 
 OUTPUTS = (5, 100, 20, 8)
@@ -142,3 +146,54 @@ def test_a_member_that_leaves_while_it_waits_does_not_hold_up_its_group():
     engine.end("b")
     engine.run()
     assert (engine.endings["a"], engine.endings["b"], engine.endings["c"]) == (["length"], ["abort"], ["length"])
+
+
+class TestPaced:
+    """The gate by itself: who may run beside whom."""
+
+    @staticmethod
+    def sequences(count: int) -> list[Sequence]:
+        return [Sequence(request(str(number), range(10)), number) for number in range(count)]
+
+    @staticmethod
+    def gate(*, steps: int = 0, rows: int = 8, elapsed_s: float = 0.1) -> Paced:
+        """After so many steps of so many next tokens each."""
+        gate = Paced(Continuous(), itl_target_s=1.0, floor=1)
+        work = tuple(Work(str(number), 9, array("i", [1]), array("i")) for number in range(rows))
+        for _ in range(steps):
+            gate.observe(Past(Plan(0, work), elapsed_s, ()))
+        return gate
+
+    def takes(self, gate: Paced, running: int) -> bool:
+        *others, one = self.sequences(running + 1)
+        return gate.takes(one, others)
+
+    def test_where_nobody_runs_anybody_may(self):
+        assert self.takes(self.gate(steps=10, elapsed_s=50.0), 0)
+
+    def test_a_few_may_before_anything_is_known(self):
+        assert [self.takes(self.gate(), running) for running in (3, 4)] == [True, False]
+
+    def test_no_more_than_twice_as_many_as_ever_ran(self):
+        assert [self.takes(self.gate(steps=10), running) for running in (15, 16)] == [True, False]
+
+    def test_nobody_joins_a_step_that_would_take_too_long(self):
+        assert not self.takes(self.gate(steps=10, elapsed_s=0.95), 8)
+
+    def test_what_the_inner_gate_refuses_stays_out(self):
+        engine = ride(preset="static", itl_target_s=5.0, **ROOMY)
+        engine.submit(request("a", range(4), 10))
+        engine.step()
+        engine.submit(request("b", range(4), 2))
+        engine.run()
+        assert first_step(engine, "b") == last_step(engine, "a") + 1
+
+    def test_an_urgent_request_displaces_a_lower_one_although_no_more_may_run(self):
+        engine = ride(scheduling_policy="priority", itl_target_s=0.5, max_num_seqs=8, num_blocks=200, max_model_len=256)
+        engine.submit(*(request(f"low{number}", range(4), 60, priority=1000) for number in range(8)))
+        for _ in range(6):
+            engine.step()
+        assert len(engine.core.scheduler.running) == 4  # a step takes twice the target, so only the fewest run
+        engine.submit(request("urgent", range(9, 13), 4, arrival=engine.now))
+        assert len(engine.step().plan.preempted) == 1
+        assert [admitted.request.id for admitted in engine.step().admitted] == ["urgent"]

@@ -1,5 +1,6 @@
 """Orders in virtual time: who gets on first, who yields, and that nobody waits for ever."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from virtual import Ride, request
 
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Sequence
-from chairlift.schedule.orders import AGING_S, LATE_S, Seniority
+from chairlift.schedule.orders import AGING_S, LATE_TURN, LENGTH_WEIGHT, S_PER_CACHED_TOKEN, UNTARGETED_S, Seniority
 from chairlift.schedule.presets import ORDERS
 
 LOW = 1000
@@ -172,7 +173,8 @@ def test_a_long_answer_waits_a_bounded_time_though_short_ones_keep_coming():
     for number in range(100):
         engine.submit(request(f"s{number}", [number % 9], 2, arrival=float(number)))
         engine.step()
-    assert first_step(engine, "long") <= 2 * (36 * 0.25 + 2)
+    # A token of an answer takes a second here.
+    assert first_step(engine, "long") <= 2 * (LENGTH_WEIGHT * 36 + 2)
 
 
 def test_a_prompt_that_is_not_cached_waits_a_bounded_time_though_cached_ones_keep_coming():
@@ -183,7 +185,8 @@ def test_a_prompt_that_is_not_cached_waits_a_bounded_time_though_cached_ones_kee
     for number in range(60):
         engine.submit(request(f"c{number}", range(40), 2, arrival=engine.now))
         engine.step()
-    assert first_step(engine, "other") < 20
+    # Each of those that came within this time has two steps.
+    assert first_step(engine, "other") <= 3 + 2 * (S_PER_CACHED_TOKEN * 40 + 2)
 
 
 def test_who_is_late_waits_a_bounded_time_though_others_keep_coming():
@@ -192,7 +195,60 @@ def test_who_is_late_waits_a_bounded_time_though_others_keep_coming():
     for number in range(200):
         engine.submit(request(f"d{number}", [number % 9], 2, arrival=float(number), ttft_target_s=5.0))
         engine.step()
-    assert first_step(engine, "late") <= 2 * (LATE_S + 5.0)
+    assert first_step(engine, "late") <= 2 * (LATE_TURN + 2)
+
+
+def test_those_who_are_late_go_on_in_turn():
+    """The third one after three times as many others: whoever is late waits for those who were late before him."""
+    engine = one_by_one("deadline")
+    engine.submit(*(request(f"late{number}", range(3), 2, ttft_target_s=-1.0) for number in range(3)))
+    for number in range(400):
+        engine.submit(request(f"d{number}", [number % 9], 2, arrival=float(number), ttft_target_s=5.0))
+        engine.step()
+    assert first_step(engine, "late0") < first_step(engine, "late1") < first_step(engine, "late2")
+    assert first_step(engine, "late2") <= 2 * 3 * (LATE_TURN + 2)
+
+
+def test_who_has_no_target_waits_a_bounded_time_though_hasty_ones_keep_coming():
+    engine = one_by_one("deadline")
+    engine.submit(request("patient", range(3), 2))
+    for number in range(400):
+        engine.submit(request(f"d{number}", [number % 9], 2, arrival=float(number), ttft_target_s=4.0))
+        engine.step()
+    # Either it gets on before its time is over, or it is the first of those who are late.
+    assert first_step(engine, "patient") <= UNTARGETED_S + 2 * (LATE_TURN + 2)
+
+
+def test_a_tenant_that_was_served_much_waits_a_bounded_time_though_others_keep_coming():
+    """The others get as much as it had meanwhile, and no more: a request each, as it was alone until they came."""
+    engine = one_by_one("fair")
+    engine.submit(*(request(f"much{number}", range(3), 2, tenant="much") for number in range(30)))
+    for _ in range(20):
+        engine.step()
+    for number in range(300):
+        engine.submit(request(f"o{number}", [number % 9] * 3, 2, arrival=engine.now, tenant=f"tenant{number % 3}"))
+        engine.step()
+    begun = sorted(step for step in (first_step(engine, f"much{number}") for number in range(30)) if step >= 20)
+    assert max(later - earlier for earlier, later in pairwise(begun)) <= 2 * 4
+
+
+@pytest.mark.parametrize("policy", [name for name in ORDERS if name != "fcfs"])
+def test_a_low_class_waits_a_bounded_time_in_every_order(policy: str):
+    """Whatever else an order heeds, those that came within `AGING_S` go first, and nobody else."""
+    engine = one_by_one(policy)
+    engine.submit(request("low", range(3), 2, priority=1))
+    for number in range(4 * int(AGING_S)):
+        engine.submit(request(f"u{number}", [number % 9] * 3, 2, arrival=float(number), ttft_target_s=5.0))
+        engine.step()
+    slack = LATE_TURN + 2 if policy == "deadline" else 2
+    assert first_step(engine, "low") <= 2 * (AGING_S + slack)
+
+
+def test_who_runs_is_due_by_his_target_but_never_much_later():
+    due = Seniority(AGING_S, UNTARGETED_S)
+    targets = (0.5, 2.0, 1e9, None)
+    ones = [Sequence(request(str(target), [1], arrival=100.0, ttft_target_s=target)) for target in targets]
+    assert [due(one) for one in ones] == [100.5, 102.0, 100 + UNTARGETED_S, 100 + UNTARGETED_S]
 
 
 # ── the orders within ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,9 +274,12 @@ def test_who_cannot_be_in_time_any_more_steps_back():
 
 def test_the_shortest_expected_answer_goes_first():
     engine = one_by_one("shortest")
-    engine.submit(request("long", range(3), 30), request("short", range(3), 5, arrival=1.0))
+    engine.submit(request("first", range(3), 2))
+    engine.step()
+    engine.step()
+    engine.submit(request("long", range(3), 30, arrival=1.0), request("short", range(3), 5, arrival=2.0))
     engine.run()
-    assert starts(engine) == ["short", "long"]
+    assert starts(engine) == ["first", "short", "long"]
 
 
 def test_a_cached_prompt_goes_first():

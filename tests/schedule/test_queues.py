@@ -160,9 +160,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert first is None
             return
         assert first is not None
-        best = min(self.waiting, key=AGED)
-        ages = {one.request.priority: AGED(one) for one in sorted(self.waiting, key=AGED, reverse=True)}
-        assert ages[first.request.priority] == AGED(best)
+        proposed = [queue.peek(0.0) for queue in self.queue._classes.values()]
+        assert AGED(first) == min(AGED(one) for one in proposed if one is not None)
         peers = [one for one in self.waiting if one.request.priority == first.request.priority]
         least = min(self.ledger.counter(one.request.tenant) for one in peers)
         assert self.ledger.counter(first.request.tenant) == least

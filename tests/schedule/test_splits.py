@@ -164,7 +164,7 @@ class TestAdaptive:
         for _ in range(20):
             split.observe(self.past(split.allowance, 0.1))
         before = split.allowance
-        split.observe(self.past(before, 1.6))
+        split.observe(self.past(before, 1.3))
         assert split.allowance == before // 2
 
     def test_it_never_falls_below_its_floor(self):

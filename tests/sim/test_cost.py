@@ -3,7 +3,7 @@
 from array import array
 
 from chairlift.core.types import Draw, Plan, Sampling, Work
-from chairlift.sim.cost import Linear
+from chairlift.sim.cost import Linear, Moody
 
 PROMPT = Work("a", 0, array("i", range(10)), array("i"))
 NEXT = Work("b", 7, array("i", [1]), array("i"), (Draw(0, 3, Sampling()),))
@@ -32,3 +32,14 @@ def test_a_row_sees_what_came_before_it_and_itself():
 
 def test_padding_sees_only_itself():
     assert seconds(Linear(position_s=1), PAD) == 1
+
+
+def test_moods_multiply_the_price():
+    factors = iter([1.0, 2.0, 0.5])
+    moody = Moody(Linear(step_s=1.0), lambda: next(factors), slowness=3.0, since_s=9.0, until_s=10.0)
+    assert [moody.seconds(Plan(0, ())) for _ in range(3)] == [1.0, 2.0, 0.5]
+
+
+def test_for_a_while_everything_is_slower():
+    moody = Moody(Linear(step_s=1.0), lambda: 1.0, slowness=2.0, since_s=1.0, until_s=3.0)
+    assert [moody.seconds(Plan(0, ())) for _ in range(4)] == [1.0, 2.0, 2.0, 1.0]

@@ -14,6 +14,7 @@ from chairlift.schedule.shares import ANSWER_TOKEN, PROMPT_TOKEN
 from chairlift.sim.cost import Linear
 from chairlift.sim.executor import WORD, SimExecutor
 from chairlift.sim.loop import Journey, run
+from chairlift.sim.trials.latencies import quantile
 
 COST = Linear(step_s=0.01, token_s=0.001)
 PROMPT, PLACES = 20, 8
@@ -61,27 +62,30 @@ def at_random(requests: list[Request], *, every: float, seed: int) -> list[Reque
     return [replace(one, arrival=(now := now + chance.expovariate(1 / every))) for one in requests]
 
 
-def served(journeys: dict[str, Journey], *, since: float = 0.0) -> dict[str, float]:
+def served(journeys: dict[str, Journey], *, since: float = 0.0, until: float = math.inf) -> dict[str, float]:
     """What each tenant got, in tokens as they are charged: prompts of those that began, and all tokens of answers."""
     got: defaultdict[str, float] = defaultdict(float)
     for journey in journeys.values():
-        times = [time for time in journey.token_times if time >= since]
-        prompt = PROMPT if journey.token_times and journey.token_times[0] >= since else 0
+        times = [time for time in journey.token_times if since <= time <= until]
+        prompt = PROMPT if journey.token_times and since <= journey.token_times[0] <= until else 0
         got[journey.request.tenant] += prompt * PROMPT_TOKEN + len(times) * ANSWER_TOKEN
     return got
 
 
-def ttft_p95(journeys: dict[str, Journey], tenant: str) -> float:
+def ttfts(journeys: dict[str, Journey], tenant: str) -> list[float]:
     """In seconds; those that have not begun count as never."""
-    times = sorted(journey.ttft_s or math.inf for journey in journeys.values() if journey.request.tenant == tenant)
-    return times[int(0.95 * len(times))]
+    own = (journey for journey in journeys.values() if journey.request.tenant == tenant)
+    return [math.inf if journey.ttft_s is None else journey.ttft_s for journey in own]
 
 
 def test_backlogged_tenants_get_the_same_though_one_sends_ten_times_as_much():
-    got = served(ride(asks("heavy", 1000) + asks("light", 100), until=4.0))
-    assert min(got.values()) > 20 * SERVICE  # neither has run out of requests
+    journeys = ride(asks("heavy", 1000) + asks("light", 100), until=4.0)
     # The paper's bound: twice the larger of what a prompt costs and of what all running answers can get.
-    assert abs(got["heavy"] - got["light"]) <= 2 * max(PROMPT * PROMPT_TOKEN, PLACES * 1.5 * ANSWER * ANSWER_TOKEN)
+    bound = 2 * max(PROMPT * PROMPT_TOKEN, PLACES * 1.5 * ANSWER * ANSWER_TOKEN)
+    for until in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0):
+        got = served(journeys, until=until)
+        assert abs(got["heavy"] - got["light"]) <= bound
+    assert min(served(journeys).values()) > 20 * SERVICE  # neither has run out of requests
 
 
 def test_first_come_first_served_is_not_fair():
@@ -105,16 +109,28 @@ def test_an_idle_tenant_banks_nothing():
 def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_as_beside_its_like():
     """Each of the light ones asks for 45 % of the machine at random times, the heavy one for ten times as much.
 
-    The mean of three drawings: in a single one the peer may happen to be quiet when the light one comes.
+    So beside its like a request waits because both together ask for nine tenths of the machine, and beside the heavy one
+    because it alone asks for nine tenths of its half. These are queues of random lengths: a single drawing says little of
+    their 95th percentile, so that of all requests of five drawings counts.
     """
     beside_peer, beside_heavy = [], []
-    for seed in (1, 11, 21):
-        light = at_random(asks("light", 200), every=REQUEST_S / 0.45, seed=seed)
-        peer = at_random(asks("peer", 200), every=REQUEST_S / 0.45, seed=seed + 1)
-        heavy = at_random(asks("heavy", 2000), every=REQUEST_S / 4.5, seed=seed + 2)
-        beside_peer.append(ttft_p95(ride(light + peer), "light"))
-        beside_heavy.append(ttft_p95(ride(light + heavy, until=light[-1].arrival + 5.0), "light"))
-    assert sum(beside_heavy) <= 2 * sum(beside_peer)
+    for seed in (1, 11, 21, 31, 41):
+        light = at_random(asks("light", 120), every=REQUEST_S / 0.45, seed=seed)
+        peer = at_random(asks("peer", 120), every=REQUEST_S / 0.45, seed=seed + 1)
+        heavy = at_random(asks("heavy", 1200), every=REQUEST_S / 4.5, seed=seed + 2)
+        beside_peer += ttfts(ride(light + peer), "light")
+        beside_heavy += ttfts(ride(light + heavy, until=light[-1].arrival + 5.0), "light")
+    assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
+
+
+def test_a_light_tenant_waits_for_a_place_at_most_however_little_it_asks_for():
+    """Beside a heavy one all places are taken, so a request waits for the first end of one of them, and for one step."""
+    light = at_random(asks("light", 60), every=REQUEST_S / 0.05, seed=1)
+    heavy = at_random(asks("heavy", 2000), every=REQUEST_S / 4.5, seed=2)
+    waits = ttfts(ride(light + heavy, until=light[-1].arrival + 5.0), "light")
+    longest_answer_s = 1.5 * ANSWER * (COST.step_s + 64 * COST.token_s)
+    assert max(waits) <= longest_answer_s
+    assert quantile(waits, 0.95) <= longest_answer_s / 4
 
 
 def test_fairness_costs_no_throughput():

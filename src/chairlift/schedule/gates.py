@@ -1,6 +1,7 @@
-"""When waiting requests may join: at every step (continuous batching), or in groups that run to their end.
+"""When waiting requests may join: at every step (continuous batching), or in groups that run to their end; and how many may run
+before everybody's next token takes too long.
 
-Knows who waits, who runs and the time; knows nothing of memory and budgets.
+Knows who waits, who runs, the time and what steps took; knows nothing of memory and budgets.
 """
 
 from array import array
@@ -8,7 +9,17 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from chairlift.core.types import Sequence, Work
-from chairlift.schedule.policy import Order, Past
+from chairlift.schedule.costs import Size, StepCosts, size_of
+from chairlift.schedule.policy import Gate, Order, Past
+
+PACED_AIM = 0.9
+"""Of the target, that a step may be predicted to take: predictions are of the mean, and answers get longer."""
+
+FEWEST_ROWS = 4
+"""So many may run in any case."""
+
+MOST_EXTRAPOLATION = 2
+"""So many times as many rows may run as were ever measured together."""
 
 
 class Continuous:
@@ -18,6 +29,9 @@ class Continuous:
 
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:  # noqa: ARG002
         return queue.peek(now)
+
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:  # noqa: ARG002
+        return True
 
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:  # noqa: ARG002
         return None
@@ -64,6 +78,9 @@ class Group:
         self._form(list(queue))
         return next(iter(self._members.values()))
 
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:  # noqa: ARG002
+        return True
+
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
         return None if running or not len(queue) else _oldest(queue) + self.wait_s
 
@@ -96,6 +113,55 @@ class Group:
         longest = max(len(member.tokens) for member in group)
         self._members = {member.id: member for member in group}
         self._owed = {member.id: longest - len(member.tokens) for member in group}
+
+
+class Paced:
+    """As `inner`, but nobody joins if a step would then be predicted to keep streams waiting for longer than `itl_target_s`.
+
+    A step of all who run with a chunk of `floor` tokens beside them is what is predicted, as every prompt gets at least that;
+    everybody counts as many rows as he takes places. Only twice as many rows as were measured may run, so that a crowd at the
+    door does not get in before anybody knows what it costs. A few may run beside each other whatever is predicted: where the
+    target cannot be met, one at a time would not meet it either, and a long answer would keep everybody else out.
+    """
+
+    def __init__(self, inner: Gate, *, itl_target_s: float, floor: int) -> None:
+        self._inner = inner
+        self._most_s = PACED_AIM * itl_target_s
+        self._floor = floor
+        self._costs = StepCosts()
+        self._measured_rows = 0
+
+    @property
+    def evicts(self) -> bool:
+        return self._inner.evicts
+
+    def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
+        return self._inner.next(queue, running, now)
+
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        if not self._inner.takes(sequence, running):
+            return False
+        rows = sum(one.places for one in running) + sequence.places
+        if not running or rows <= FEWEST_ROWS:
+            return True
+        if rows > MOST_EXTRAPOLATION * max(self._measured_rows, FEWEST_ROWS // 2):
+            return False
+        positions = self._floor + sum(one.places * len(one.tokens) for one in (sequence, *running))
+        predicted_s = self._costs.seconds(Size(self._floor, rows, positions))
+        return predicted_s is not None and predicted_s <= self._most_s
+
+    def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
+        """Nobody waits for the pace alone while nothing runs, so there is never a need to wake for it."""
+        return self._inner.wake_at(queue, running)
+
+    def padding(self, budget: int) -> list[Work]:
+        return self._inner.padding(budget)
+
+    def observe(self, past: Past) -> None:
+        self._inner.observe(past)
+        self._costs.observe(past)
+        if past.plan is not None:
+            self._measured_rows = max(self._measured_rows, size_of(past.plan).rows)
 
 
 def _places(queue: Order) -> int:

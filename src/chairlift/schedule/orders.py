@@ -4,13 +4,16 @@ An order is a queue (`queues`) for those who wait, and a seniority that ranks th
 that a moment has passed.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Sequence
+from chairlift.schedule.costs import Line
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.policy import Past
 from chairlift.schedule.queues import Queue, Sorted
@@ -19,20 +22,36 @@ from chairlift.schedule.shares import Ledger
 AGING_S = 30.0
 """Somebody of one class lower goes first if he came so many seconds earlier."""
 
-S_PER_EXPECTED_TOKEN = 0.25
-"""Somebody whose answer is expected to be a token longer goes first if he came so many seconds earlier."""
+LENGTH_WEIGHT = 2.0
+"""Somebody whose answer is expected to take longer goes first if he came earlier by so many times the difference."""
+
+FIRST_STEP_S = 0.02
+"""What a step is held to take before any was measured."""
+
+STEP_MEMORY = 0.99
+"""What is left of the weight of a measured step one step later."""
 
 S_PER_CACHED_TOKEN = 0.05
 """The same for a prompt that has a token less in the cache."""
 
-LATE_S = 60.0
-"""Whoever cannot be served in time any more goes behind those that are due so many seconds later."""
+LATE_TURN = 16
+"""One who cannot be served in time any more goes on after so many others."""
 
 UNTARGETED_S = 10.0
 """When the first token is due of those who did not say."""
 
-PACE_MEMORY = 0.95
-"""What is left of the weight of a measured step one step later."""
+ONSET_MEMORY = 0.98
+"""What is left of the weight of a measured first token one first token later."""
+
+LEAST_ONSETS = 8
+"""A line of fewer first tokens is not trusted."""
+
+LEAST_TARGET_S = 1 / 16
+MOST_TARGET_S = 64.0
+"""Below and above, all are in the same hurry."""
+
+SIZE_WEIGHT = 3.0
+"""Somebody goes first though he is due later, if that is by less than so many times what he takes less to his first token."""
 
 REFRESHED = 8
 """So many waiting prompts are looked up in the cache again in each step, besides the first one."""
@@ -46,13 +65,17 @@ class Learner(Protocol):
 class Seniority:
     """When a request came, in seconds, and `aging_s` later for each class that it is lower; None knows no classes.
 
-    It never changes, and a request is overtaken only by those that come within a bounded time after it.
+    With `patience_s` it is later by the time in which the first token is wanted as well, but by no more than that. It never
+    changes, and a request is overtaken only by those that come within a bounded time after it.
     """
 
     aging_s: float | None
+    patience_s: float = 0.0
 
     def __call__(self, sequence: Sequence) -> float:
-        return sequence.request.arrival + (self.aging_s or 0.0) * sequence.request.priority
+        request = sequence.request
+        wanted_s = self.patience_s if request.ttft_target_s is None else max(0.0, request.ttft_target_s)
+        return request.arrival + (self.aging_s or 0.0) * request.priority + min(wanted_s, self.patience_s)
 
     def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
         """Only a higher class may, and only who is senior as well: an old request of a low class is safe.
@@ -125,81 +148,164 @@ def arrival(sequence: Sequence) -> float:
     return sequence.request.arrival
 
 
-class ShortestFirst:
-    """A key: arrival, and so many seconds later for each token that the answer is expected to have.
-
-    So a short answer overtakes a long one, but only one that came at most a bounded time before it.
-    """
-
-    def __init__(self, lengths: Lengths, *, s_per_token: float = S_PER_EXPECTED_TOKEN) -> None:
-        self._lengths = lengths
-        self._s_per_token = s_per_token
-
-    def __call__(self, sequence: Sequence) -> float:
-        return sequence.request.arrival + self._s_per_token * self._lengths.expected(sequence.request)
-
-
-class Pace:
-    """Seconds that a token of a prompt takes, from the steps in which prompts were computed. 0 until there was one."""
+class StepTime:
+    """What a step takes on average, which is the time between two tokens of an answer."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._tokens = 0.0
+        self._steps = 0.0
 
     @property
-    def token_s(self) -> float:
-        return self._seconds / self._tokens if self._tokens else 0.0
+    def seconds(self) -> float:
+        return self._seconds / self._steps if self._steps else FIRST_STEP_S
 
     def observe(self, past: Past) -> None:
-        prompts = 0 if past.plan is None else sum(len(work.tokens) for work in past.plan.work if len(work.tokens) > 1)
-        if prompts:
-            self._seconds = PACE_MEMORY * self._seconds + past.elapsed_s
-            self._tokens = PACE_MEMORY * self._tokens + prompts
+        if past.plan is not None and past.elapsed_s > 0:
+            self._seconds = STEP_MEMORY * self._seconds + past.elapsed_s
+            self._steps = STEP_MEMORY * self._steps + 1
+
+
+class ShortestFirst:
+    """A key: arrival, and later by `weight` times what the answer is expected to take.
+
+    So a short answer overtakes a long one, but only one that came at most a bounded time before it: the time that an answer
+    takes is the scale by which it can be asked to wait.
+    """
+
+    def __init__(self, lengths: Lengths, step: StepTime, *, weight: float = LENGTH_WEIGHT) -> None:
+        self._lengths = lengths
+        self._step = step
+        self._weight = weight
+
+    def __call__(self, sequence: Sequence) -> float:
+        return sequence.request.arrival + self._weight * self._step.seconds * self._lengths.expected(sequence.request)
+
+
+class Onset:
+    """How long it takes from getting on to the first token, by the length of the prompt: a straight line, fitted to the latest.
+
+    It is measured and not worked out: beside other prompts and everybody's next tokens it takes several times as long as alone.
+    Those in a hurry are served first and so take less: targets between two powers of 2 have a line of their own, and that of
+    all until it is known.
+    """
+
+    def __init__(self) -> None:
+        self._all = Line(2, memory=ONSET_MEMORY)
+        self._lines: dict[int, Line] = {}
+        self._now = 0.0
+        """Seconds that steps took; while nothing is computed nobody is between getting on and the first token."""
+        self._begun: dict[str, _Begun] = {}
+
+    def seconds(self, prompt: int, target_s: float) -> float:
+        """0 until something was measured."""
+        line = self._lines.get(_hurry(target_s))
+        return (self._all if line is None or line.known < LEAST_ONSETS else line).value((1.0, prompt))
+
+    def begin(self, sequence: Sequence, target_s: float) -> None:
+        """It gets on."""
+        self._begun[sequence.id] = _Begun(_hurry(target_s))
+
+    def observe(self, past: Past) -> None:
+        for sequence in past.finished:
+            self._begun.pop(sequence.id, None)
+        if past.plan is None:
+            return
+        began, self._now = self._now, self._now + past.elapsed_s
+        for seq_id in past.plan.preempted:
+            self._begun.pop(seq_id, None)
+        for work in past.plan.work:
+            begun = self._begun.get(work.seq_id)
+            if begun is None or work.pad:
+                continue
+            begun.since = began if begun.since is None else begun.since
+            begun.tokens += len(work.tokens)
+            if work.draws:
+                self._learn(begun)
+                del self._begun[work.seq_id]
+
+    def _learn(self, begun: "_Begun") -> None:
+        assert begun.since is not None, "its first step came before its first token"
+        for line in (self._all, self._lines.setdefault(begun.hurry, Line(2, memory=ONSET_MEMORY))):
+            line.learn((1.0, begun.tokens), self._now - begun.since)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """Somebody on the way to his first token: since when, and how many tokens were computed of him."""
+
+    hurry: int
+    since: float | None = None
+    tokens: int = 0
+
+
+def _hurry(target_s: float) -> int:
+    """Few values, whatever clients ask for."""
+    return math.frexp(min(max(target_s, LEAST_TARGET_S), MOST_TARGET_S))[1]
 
 
 class Deadline:
-    """A queue by the latest moment at which a prompt must be begun for its first token to be in time.
+    """A queue by the latest moment at which a request must get on for its first token to be in time.
 
-    Whoever has missed that moment steps back, once, and so takes nobody else down; he is still before all that are due much
-    later, so he does not starve.
+    Whoever has missed that moment steps back, for good, and so takes nobody else down: those who are late wait in a queue of
+    their own by arrival. They go on when nobody else waits, and one of them after every `late_turn` others, so none starves.
     """
 
-    def __init__(self, pace: Pace, *, late_s: float = LATE_S, untargeted_s: float = UNTARGETED_S) -> None:
-        self._pace = pace
-        self._late_s = late_s
+    def __init__(self, onset: Onset, *, late_turn: int = LATE_TURN, untargeted_s: float = UNTARGETED_S) -> None:
+        self._onset = onset
+        self._late_turn = late_turn
         self._untargeted_s = untargeted_s
-        self._sorted = Sorted(self._latest_start)
-        self._late: set[str] = set()
+        self._timely = Sorted(self._key)
+        self._late = Sorted(arrival)
+        self._since_late = 0
+        """So many have gone on since the last one of those who are late, or since nobody was late."""
 
     def push(self, sequence: Sequence) -> None:
-        self._sorted.push(sequence)
+        self._timely.push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._sorted.remove(sequence)
-        self._late.discard(sequence.id)
+        if not sequence.started:
+            self._onset.begin(sequence, self._target_s(sequence))
+        if sequence in self._late:
+            self._late.remove(sequence)
+            self._since_late = 0
+        else:
+            self._timely.remove(sequence)
+            self._since_late += bool(len(self._late))
 
     def peek(self, now: float) -> Sequence | None:
-        while (first := self._sorted.peek(now)) is not None:
-            key = self._sorted.key_of(first)
-            if key >= now or first.started or first.id in self._late:
+        while (first := self._timely.peek(now)) is not None:
+            if first.started or self._latest_start(first) >= now:
                 break
-            self._late.add(first.id)
-            self._sorted.put(first, key + self._late_s)
+            self._timely.remove(first)
+            self._late.push(first)
+        if first is None or (self._since_late >= self._late_turn and not first.started):
+            return self._late.peek(now) or first
         return first
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sorted)
+        return chain(self._timely, self._late)
 
     def __len__(self) -> int:
-        return len(self._sorted)
+        return len(self._timely) + len(self._late)
 
     def badness(self, sequence: Sequence) -> tuple[float, ...]:
-        return self._sorted.badness(sequence)
+        return self._timely.badness(sequence)
+
+    def _key(self, sequence: Sequence) -> float:
+        return self._due(sequence) + SIZE_WEIGHT * self._onset_s(sequence)
 
     def _latest_start(self, sequence: Sequence) -> float:
-        request = sequence.request
-        target_s = self._untargeted_s if request.ttft_target_s is None else request.ttft_target_s
-        return request.arrival + target_s - self._pace.token_s * len(request.prompt)
+        return self._due(sequence) - self._onset_s(sequence)
+
+    def _onset_s(self, sequence: Sequence) -> float:
+        return self._onset.seconds(sequence.prompt_len, self._target_s(sequence))
+
+    def _due(self, sequence: Sequence) -> float:
+        return sequence.request.arrival + self._target_s(sequence)
+
+    def _target_s(self, sequence: Sequence) -> float:
+        target_s = sequence.request.ttft_target_s
+        return self._untargeted_s if target_s is None else target_s
 
 
 class CachedFirst:

@@ -88,6 +88,10 @@ class Gate(Protocol):
         """Who may try to join now, or None. Asking does not admit: the same answer is given until it has joined or gone."""
         ...
 
+    def takes(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """It may run beside these. Where none runs, it always may."""
+        ...
+
     def wake_at(self, queue: Order, running: list[Sequence]) -> float | None:
         """When the answer may change although nothing else does."""
         ...

@@ -5,18 +5,20 @@ from collections.abc import Callable, Iterable, Mapping
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
-from chairlift.schedule.gates import Continuous, Group
+from chairlift.schedule.gates import Continuous, Group, Paced
 from chairlift.schedule.headrooms import Expected, Granted, Optimistic, Reserve
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.orders import (
     AGING_S,
+    UNTARGETED_S,
     CachedFirst,
     Deadline,
     Learner,
-    Pace,
+    Onset,
     Ranked,
     Seniority,
     ShortestFirst,
+    StepTime,
     arrival,
 )
 from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
@@ -65,22 +67,22 @@ def _fair(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
 
 
 def _deadline(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
-    pace = Pace()
-    return _shared(config, lambda: Deadline(pace), pace)
+    onset = Onset()
+    return _shared(config, lambda: Deadline(onset), onset, patience_s=UNTARGETED_S)
 
 
 def _shortest(config: EngineConfig, index: PrefixIndex) -> Order:  # noqa: ARG001
-    lengths = Lengths()
-    return _shared(config, lambda: Sorted(ShortestFirst(lengths)), lengths)
+    lengths, step = Lengths(), StepTime()
+    return _shared(config, lambda: Sorted(ShortestFirst(lengths, step)), lengths, step)
 
 
 def _prefix(config: EngineConfig, index: PrefixIndex) -> Order:
     return _shared(config, lambda: CachedFirst(index))
 
 
-def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner) -> Order:
+def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner, patience_s: float = 0.0) -> Order:
     """Classes, then tenants' shares, then the order within."""
-    seniority, ledger = Seniority(AGING_S), Ledger(dict(config.tenant_weights))
+    seniority, ledger = Seniority(AGING_S, patience_s), Ledger(dict(config.tenant_weights))
     return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
 
 
@@ -96,7 +98,7 @@ ORDERS: Mapping[str, Callable[[EngineConfig, PrefixIndex], Order]] = {
 
 
 SPLITS: Mapping[str, Callable[[EngineConfig], Split]] = {
-    "chunked": lambda config: Chunked(floor=_floor(config)),
+    "chunked": lambda config: Chunked(floor=_chunk(config)),
     "whole": lambda config: Whole(budget=config.max_num_batched_tokens),
     "balanced": lambda config: Balanced(),  # noqa: ARG005
 }
@@ -111,7 +113,7 @@ HEADROOMS: Mapping[str, Callable[[EngineConfig], Headroom]] = {
 def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
     """The policy that the configuration names. `index` is the one of the engine that it is for. ConfigError for no name."""
     return Policy(
-        gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
+        gate=_gate(config),
         order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
         headroom=_headroom(config),
@@ -122,6 +124,11 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
     if name not in names:
         raise ConfigError(f"there is no {kind} {name!r}; there are {', '.join(names)}")
     return name
+
+
+def _gate(config: EngineConfig) -> Gate:
+    gate = GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config)
+    return gate if config.itl_target_s is None else Paced(gate, itl_target_s=config.itl_target_s, floor=_floor(config))
 
 
 def _headroom(config: EngineConfig) -> Headroom:
@@ -141,3 +148,8 @@ def _split(config: EngineConfig) -> Split:
 def _floor(config: EngineConfig) -> int:
     """The smallest chunk that is worth a row of its own."""
     return max(1, config.max_num_batched_tokens // 8)
+
+
+def _chunk(config: EngineConfig) -> int:
+    """The smallest chunk of a prompt beside other prompts. Where all together may get no more than a floor, they share that."""
+    return _floor(config) if config.itl_target_s is None else max(1, _floor(config) // 4)

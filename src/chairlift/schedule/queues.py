@@ -157,52 +157,45 @@ class Fair:
         return self._ledger.counter(tenant), self._since[tenant], tenant
 
 
-class _Class(NamedTuple):
-    queue: Queue
-    ages: Sorted
-    """The same sequences by age."""
-
-
 class Classes:
-    """A queue per priority. Whose oldest request has the smallest rank is next; who it is within the class, the class says."""
+    """A queue per priority. Whose first request has the smallest rank is next; who is first within a class, the class says.
+
+    It is the rank of him who would go that counts, not that of the oldest: where a class makes an old one wait for its younger
+    ones, those are no reason to make a lower class wait.
+    """
 
     def __init__(self, rank: Key, inner: Callable[[], Queue]) -> None:
         self._rank = rank
         self._inner = inner
         self._pattern = inner()
-        self._classes: dict[int, _Class] = {}
+        self._classes: dict[int, Queue] = {}
 
     def push(self, sequence: Sequence) -> None:
         priority = sequence.request.priority
         if priority not in self._classes:
-            self._classes[priority] = _Class(self._inner(), Sorted(self._rank, resumed_first=False))
-        queue, ages = self._classes[priority]
-        queue.push(sequence)
-        ages.put(sequence, self._rank(sequence))
+            self._classes[priority] = self._inner()
+        self._classes[priority].push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        queue, ages = self._classes[sequence.request.priority]
+        queue = self._classes[sequence.request.priority]
         queue.remove(sequence)
-        ages.remove(sequence)
         if not len(queue):
             del self._classes[sequence.request.priority]
 
     def peek(self, now: float) -> Sequence | None:
-        if len(self._classes) == 1:
-            return next(iter(self._classes.values())).queue.peek(now)
-        first = min(self._classes.values(), key=self._oldest, default=None)
-        return None if first is None else first.queue.peek(now)
+        firsts = (queue.peek(now) for queue in self._classes.values())
+        return min((first for first in firsts if first is not None), key=self._before, default=None)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain.from_iterable(one.queue for one in sorted(self._classes.values(), key=self._oldest))
+        """One class after another, as the first of each would go."""
+        queues = sorted(self._classes.values(), key=lambda queue: self._before(next(iter(queue))))
+        return chain.from_iterable(queues)
 
     def __len__(self) -> int:
-        return sum(len(one.queue) for one in self._classes.values())
+        return sum(len(queue) for queue in self._classes.values())
 
     def badness(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.request.priority, *self._pattern.badness(sequence))
 
-    def _oldest(self, one: _Class) -> float:
-        oldest = one.ages.peek(0.0)
-        assert oldest is not None, "a class is dropped with its last request"
-        return one.ages.key_of(oldest)
+    def _before(self, sequence: Sequence) -> tuple[float, int]:
+        return self._rank(sequence), sequence.request.priority

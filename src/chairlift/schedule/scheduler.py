@@ -279,7 +279,8 @@ class Scheduler:
         """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
         away = {other.id for other in leaving}
         staying = [other for other in self.running if other.id not in away]
-        if sum(other.places for other in staying) + sequence.places > self.config.max_num_seqs:
+        places = sum(other.places for other in staying) + sequence.places
+        if places > self.config.max_num_seqs or not self._policy.gate.takes(sequence, staying):
             return False
         match = self._memory.match(sequence)
         need = self._memory.need(sequence, match, leaving)
@@ -343,7 +344,9 @@ class Scheduler:
         """Who would join next if budget and memory allow it."""
         free = self.config.max_num_seqs - self._places()
         sequence = self._policy.gate.next(self._queue, self.running, now) if free > 0 else None
-        return sequence if sequence is not None and sequence.places <= free else None
+        if sequence is None or sequence.places > free:
+            return None
+        return sequence if self._policy.gate.takes(sequence, self.running) else None
 
     def _places(self) -> int:
         """Places that are taken, those of followers included."""

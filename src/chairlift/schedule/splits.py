@@ -96,8 +96,8 @@ class Balanced:
     def observe(self, past: Past) -> None: ...
 
 
-AIM = 0.8
-"""Of the target, that a step is sized for: steps of one size take now more and now less."""
+AIM = 0.65
+"""Of the target, that a step is sized for: steps of one size take now more and now less, and slow times begin unannounced."""
 
 MOST_GROWTH = 1.25
 """By which the prompts' part of a step may grow at once."""

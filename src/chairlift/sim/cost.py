@@ -1,5 +1,6 @@
 """What a step takes in seconds, worked out from its plan alone. Knows plans; knows no machine and no model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,3 +29,25 @@ class Linear:
         drawing = sum(len(work.draws) for work in plan.work)
         positions = sum((0 if work.pad else work.start) + len(work.tokens) for work in plan.work)
         return self.step_s + self.token_s * plan.tokens + self.draw_s * drawing + self.position_s * positions
+
+
+class Moody:
+    """A machine with moods: what steps of `cost` take is multiplied by what `noise` draws, and by `slowness` for a while.
+
+    The while is between two moments of its own working time, in seconds: what all steps together took without slowness. So in
+    the same part of the work everybody is slowed down, however he divides it.
+    """
+
+    def __init__(self, cost: Cost, noise: Callable[[], float], *, slowness: float, since_s: float, until_s: float) -> None:
+        self._cost = cost
+        self._noise = noise
+        self._slowness = slowness
+        self._since_s = since_s
+        self._until_s = until_s
+        self._worked_s = 0.0
+
+    def seconds(self, plan: Plan) -> float:
+        usual_s = self._cost.seconds(plan) * self._noise()
+        slow = self._since_s <= self._worked_s < self._until_s
+        self._worked_s += usual_s
+        return usual_s * self._slowness if slow else usual_s
