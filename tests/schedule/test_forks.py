@@ -265,6 +265,30 @@ def test_a_group_has_as_many_choices_as_places():
     assert all(said(engine, one) == texts(one) for one in asked)
 
 
+def test_a_group_is_full_when_its_choices_fill_the_places():
+    engine = ride(num_blocks=60, max_num_seqs=4, preset="dynamic", batch_wait_s=50.0)
+    engine.submit(request("a", range(5), 3, samples=2), request("b", range(6), 3, samples=2))
+    engine.step()
+    assert engine.core.scheduler.snapshot().running == 4
+
+
+def test_a_prompt_that_is_computed_for_several_is_padded_once():
+    engine = ride(num_blocks=60, max_num_seqs=3, preset="static", max_num_batched_tokens=64)
+    engine.submit(request("long", range(12), 3), request("a", range(4), 3, samples=2))
+    engine.run()
+    padding = [(work.seq_id, len(work.tokens)) for step in engine.steps for work in step.plan.work if work.pad]
+    assert padding == [("a", 8)]
+
+
+def test_a_choice_that_ended_before_it_had_a_row_is_not_padded():
+    engine = ride(num_blocks=60, max_num_seqs=3, preset="static")
+    engine.submit(request("a", range(20), 5, samples=3))
+    engine.step()
+    engine.end("a#1")
+    engine.run()
+    assert not [work for step in engine.steps for work in step.plan.work if work.pad]
+
+
 def test_padding_stands_for_every_choice_that_has_ended():
     engine = ride(num_blocks=60, max_num_seqs=3, preset="static")
     prompt = tuple(range(10))

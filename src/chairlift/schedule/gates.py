@@ -112,7 +112,7 @@ class Group:
         group = [one for member in waiting[: bisect_right(list(places), self.size)] for one in (member, *member.followers)]
         longest = max(len(member.tokens) for member in group)
         self._members = {member.id: member for member in group}
-        self._owed = {member.id: longest - len(member.tokens) for member in group}
+        self._owed = {member.id: 0 if member.leader else longest - len(member.tokens) for member in group}
 
 
 class Paced:
