@@ -18,6 +18,7 @@ from chairlift.cli.report import NO_TEMPLATE
 from chairlift.engine.client import EngineClient
 from chairlift.observe.metrics import Metrics
 from chairlift.observe.prometheus import Exposition
+from chairlift.observe.trace import Traces
 from chairlift.schedule.door import longest
 from chairlift.server import run as server
 from chairlift.server.service import Service, World, prompt_bytes
@@ -76,13 +77,13 @@ def run(asked: Asked) -> int:
 
 
 def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> Service:
-    metrics, world = Metrics(), World()
+    metrics, traces, world = Metrics(), Traces(), World()
     names = _names(engine, asked)
     return Service(
         names=names,
         tokenizer=engine.tokenizer,
         template=engine.template,
-        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics]).start(),
+        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics, traces]).start(),
         metrics=Exposition(metrics, model_name=names[0], config=engine.fit.config),
         created=int(world.now()),
         fingerprint=fingerprint(engine),
@@ -90,6 +91,7 @@ def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> 
         settings=asked.settings,
         defaults=engine.model.defaults,
         world=world,
+        traces=traces,
     )
 
 

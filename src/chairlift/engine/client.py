@@ -200,7 +200,7 @@ class EngineClient:
     def _end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
-            self._loop.send(End(request_id, finish))
+            self._loop.send(End(request_id, finish, reason))
             self._deliver_one(stream, Output(request_id, finish=finish, stop_reason=reason))
 
     def _forget(self, request_id: str) -> None:

@@ -17,9 +17,11 @@ from chairlift.core.types import (
     TIMEOUT,
     Draw,
     Finish,
+    Held,
     Logprobs,
     Output,
     Plan,
+    Reason,
     Request,
     Result,
     Sequence,
@@ -57,6 +59,8 @@ class Scheduler:
         """What was computed since policies were last told of anything, and when it was decided."""
         self._again_at: float | None = None
         """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
+        self._held: Held | None = None
+        """Who was left waiting by the step that is being decided."""
         self._closed: list[str] = []
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
@@ -93,16 +97,19 @@ class Scheduler:
         self._policy.observe(self._past(now))
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
+        why: Reason = "making_way" if preempted else "no_block"
         grants = self._go_on(budget, preempted, behind=not preempted and self._somebody_fits(now))
         budget -= sum(count for _, count in grants)
-        if not preempted:  # memory that was just taken from one is not given to another
+        if preempted:  # memory that was just taken from one is not given to another
+            self._held = self._first(why, now)
+        else:
             budget -= self._get_on(grants, budget, now)
         work = [self._work(sequence, count) for sequence, count in grants]
         work += self._policy.gate.padding(budget)
         closed: list[str] = []
         if work:  # a plan without work is not launched, so the news would be lost
             closed, self._closed = self._closed, closed
-        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed))
+        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._held)
         self._step += 1
         self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
@@ -243,14 +250,21 @@ class Scheduler:
         while (sequence := self._candidate(now)) is not None:
             match = self._memory.match(sequence)
             if not self._policy.split.starts(self._memory.missing(sequence, match), budget - spent):
-                break
+                self._held = Held("budget", sequence.id)
+                return spent
             if not self._fits(sequence, match):
-                break
+                self._held = Held("no_block", sequence.id)
+                return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
             grants.append((sequence, count))
             spent += count
+        self._held = self._first("no_place" if len(self.running) >= self.config.max_num_seqs else "gate", now)
         return spent
+
+    def _first(self, why: Reason, now: float) -> Held | None:
+        first = self._queue.peek(now)
+        return None if first is None else Held(why, first.id)
 
     def _candidate(self, now: float) -> Sequence | None:
         """Who would join next if budget and memory allow it."""

@@ -1,8 +1,12 @@
 """Which requests are being answered, by the names that clients know, and whose they are. Knows no engine and no HTTP."""
 
+from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
+
+MAX_ENDED = 1000
+"""So many are still known after their end, for whoever asks what became of them."""
 
 
 class Flight(NamedTuple):
@@ -20,6 +24,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
+        self._ended: OrderedDict[str, Flight] = OrderedDict()
 
     @contextmanager
     def entered(self, flights: Mapping[str, Flight]) -> Generator[None]:
@@ -29,7 +34,9 @@ class Flights:
             yield
         finally:
             for name in flights:
-                del self._flights[name]
+                self._ended[name] = self._flights.pop(name)
+            while len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
 
     def get(self, name: str) -> Flight | None:
         return self._flights.get(name)
@@ -37,3 +44,8 @@ class Flights:
     def named(self, request_id: str) -> Iterable[tuple[str, Flight]]:
         """Those that a client knows by this id; two requests may have chosen the same."""
         return [(name, flight) for name, flight in self._flights.items() if flight.id == request_id]
+
+    def remembered(self, request_id: str) -> Iterable[tuple[str, Flight]]:
+        """The same, and before them those that have ended lately."""
+        ended = [(name, flight) for name, flight in self._ended.items() if flight.id == request_id]
+        return [*ended, *self.named(request_id)]
