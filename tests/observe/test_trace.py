@@ -1,5 +1,7 @@
 """The stories of requests: what is kept of them, and how the reason of a wait is worked out from who was first meanwhile."""
 
+from typing import Any
+
 import pytest
 from engines import ride
 from hypothesis import given, settings
@@ -36,7 +38,7 @@ class Watched:
         return [(event.at_s, event.reason) for event in self.story(name).events if event.kind == "held"]
 
 
-def watched(**changes: int | float | str | bool | None) -> Watched:
+def watched(**changes: Any) -> Watched:
     return Watched(ride(**changes))
 
 

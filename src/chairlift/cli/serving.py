@@ -1,12 +1,13 @@
 """Puts a server together and tells the terminal about it: the address, what is served, and a request to try."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,13 @@ from rich.console import Console
 from chairlift import __version__, compose, machine
 from chairlift.cli.loading import sources, user_console
 from chairlift.cli.report import NO_TEMPLATE
+from chairlift.core.errors import ConfigError
+from chairlift.core.ports import Sink
 from chairlift.engine.client import EngineClient
+from chairlift.engine.tape import Writer
 from chairlift.observe.metrics import Metrics
 from chairlift.observe.prometheus import Exposition
+from chairlift.observe.record import Recorder, create
 from chairlift.observe.trace import Traces
 from chairlift.schedule.door import longest
 from chairlift.server import run as server
@@ -31,6 +36,10 @@ SWITCH_S = 0.0005
 """
 
 
+KEY_BITS = 256
+"""Of the key that records are made unreadable with. It is forgotten with the process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Everything that the command line says about a server. Without `names` the model is called what it was asked for."""
@@ -42,6 +51,8 @@ class Asked:
     chat_template: Path | None
     engine: compose.EngineOptions
     settings: Settings
+    record: Path | None = None
+    """Where the decisions of the scheduler are written down."""
 
 
 def run(asked: Asked) -> int:
@@ -51,7 +62,7 @@ def run(asked: Asked) -> int:
     console = user_console()
     _log_to_stderr()
     sys.setswitchinterval(SWITCH_S)
-    with server.bind(asked.host, asked.port) as listener:
+    with contextlib.ExitStack() as at_end, server.bind(asked.host, asked.port) as listener:
         address = _address(asked.host, listener)
         _say(console, f"{address} is ours; loading {asked.model} (until then requests get 503)")
 
@@ -66,7 +77,10 @@ def run(asked: Asked) -> int:
             widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
 
             def start() -> Service:
-                service = _service(engine, asked, max_prompt_bytes=widest)
+                recorders = [] if asked.record is None else [_recorder(engine, asked, asked.record)]
+                for recorder in recorders:
+                    at_end.callback(recorder.close)
+                service = _service(engine, asked, recorders, max_prompt_bytes=widest)
                 for line in banner(engine, asked, address):
                     _say(console, line)
                 return service
@@ -76,14 +90,25 @@ def run(asked: Asked) -> int:
         return server.serve(listener, load, asked.settings)
 
 
-def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> Service:
+def _recorder(engine: compose.Engine, asked: Asked, path: Path) -> Recorder:
+    """ConfigError if there can be no such file."""
+    world = World()
+    writer = Writer(engine.fit.config, key=world.randbits(KEY_BITS).to_bytes(KEY_BITS // 8, "little"))
+    header = writer.header(version=__version__, model=_names(engine, asked)[0], started=world.now())
+    try:
+        return Recorder(create(path), writer, header).start()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _service(engine: compose.Engine, asked: Asked, recorders: Sequence[Sink], *, max_prompt_bytes: int) -> Service:
     metrics, traces, world = Metrics(), Traces(), World()
     names = _names(engine, asked)
     return Service(
         names=names,
         tokenizer=engine.tokenizer,
         template=engine.template,
-        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics, traces]).start(),
+        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics, traces, *recorders]).start(),
         metrics=Exposition(metrics, model_name=names[0], config=engine.fit.config),
         created=int(world.now()),
         fingerprint=fingerprint(engine),
@@ -119,6 +144,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
+        *([] if asked.record is None else [f"record    {asked.record}"]),
         f"address   {address}/v1",
         "try       " + _curl(engine, names[0], asked.settings, address),
     ]

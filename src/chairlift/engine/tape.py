@@ -8,7 +8,7 @@ salts are told apart in the same way; ids of requests stand as they are.
     {"record": 1, "chairlift": version, "model": name, "started": seconds since 1970, "engine": {settings}}
     {"submit": id, "arrival": s, "tokens": of the prompt, "marks": digests, "max_tokens": n, ...}
     {"end": id, "finish": "abort", "within": true}
-    {"step": number, "now": s, "elapsed_s": s, "rows": n, "tokens": n, "plan": digest, "drawn": {id: mark}, "held": [reason, id]}
+    {"step": number, "now": s, "elapsed_s": s, "rows": n, "tokens": n, "plan": digest, "drawn": {id: mark}, "held": [why, id]}
 
 Commands come before the step that they were taken before; `within` says that it was being computed already. What is empty or
 as usual is left out.

@@ -6,8 +6,10 @@ file cannot take it, or not fast enough, the record ends there with one line in 
 
 import contextlib
 import logging
+import os
 import queue
 import threading
+from pathlib import Path
 from typing import Self, TextIO
 
 from chairlift.core.events import Step
@@ -21,14 +23,19 @@ CLOSE_S = 10.0
 """How long closing waits for a disk that is stuck."""
 
 
+def create(path: Path) -> TextIO:
+    """A new file that only its owner may read: a record says who asked for how much, and when. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii")
+
+
 class Recorder:
     """The sink. It owns the file from `start` on; `close` it at the end, after the engine."""
 
-    def __init__(self, file: TextIO, writer: Writer, header: str) -> None:
+    def __init__(self, file: TextIO, writer: Writer, header: str, *, backlog: int = MAX_BACKLOG) -> None:
         self._file = file
         self._writer = writer
         self._header = header
-        self._steps: queue.Queue[Step | None] = queue.Queue(MAX_BACKLOG)
+        self._steps: queue.Queue[Step | None] = queue.Queue(backlog)
         self._over = False
         """Nothing is taken any more: it was closed, or it has failed."""
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
@@ -46,7 +53,7 @@ class Recorder:
             self._steps.put_nowait(step)
         except queue.Full:
             self._over = True
-            log.error("the record ends here, the server goes on: %d steps wait to be written", MAX_BACKLOG)
+            log.error("the record ends here, the server goes on: %d steps wait to be written", self._steps.maxsize)
 
     def close(self) -> None:
         """Writes what is left. A disk that is stuck holds nobody up for long."""

@@ -156,9 +156,8 @@ class Traces:
             if last.reason is not None:
                 self._add_hold(_Hold(at))
         elif (last.reason, last.seq_id) != held:
-            first = self._stories.get(held.seq_id)
-            facts = () if first is None else (first.priority, first.tenant, first.arrival)
-            self._add_hold(_Hold(at, held.reason, held.seq_id, *facts))
+            first = self._stories.get(held.seq_id) or _Story(held.seq_id, 0.0, 0, "")
+            self._add_hold(_Hold(at, held.reason, first.id, first.priority, first.tenant, first.arrival))
 
     def _add_hold(self, hold: _Hold) -> None:
         self._forgotten += len(self._holds) == MAX_HOLDS
