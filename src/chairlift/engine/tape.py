@@ -67,11 +67,9 @@ class Turn(NamedTuple):
 
 def digest(plan: Plan) -> str:
     """Equal for plans that compute the same rows in the same blocks, and say the same beside it. Tokens do not count."""
-    state = blake2b(repr(plan._replace(work=())).encode(), digest_size=DIGEST_BYTES)
-    for work in plan.work:
-        row = (work.seq_id, work.start, len(work.tokens), [draw.choice for draw in work.draws], work.pad)
-        state.update(repr(row).encode())
-        state.update(work.blocks.tobytes())
+    rows = [(row.seq_id, row.start, len(row.tokens), len(row.draws), row.pad, len(row.blocks)) for row in plan.work]
+    state = blake2b(repr((plan._replace(work=()), rows)).encode(), digest_size=DIGEST_BYTES)
+    state.update(b"".join([row.blocks.tobytes() for row in plan.work]))
     return state.hexdigest()
 
 
@@ -146,23 +144,26 @@ class _Marks:
         self._size = block_size
         self._state = blake2b(key=key, digest_size=4)
         self._length = 0
+        self._fresh = array("q")
+        """Tokens since the last mark, which the state has not seen yet."""
 
     def of(self, tokens: Sequence[int]) -> list[int]:
         """The marks at these tokens, which follow those that it was told before."""
         marks: list[int] = []
         start = 0
         while start < len(tokens):
-            stop = min(start + self._to_next(), len(tokens))
-            self._state.update(array("q", tokens[start:stop]).tobytes())
-            self._length += stop - start
-            start = stop
+            part = tokens[start : start + (self._size - 1 - self._length % self._size or 1)]  # up to the next that is marked
+            self._fresh.extend(part)
+            self._length += len(part)
+            start += len(part)
             if _is_marked(self._length - 1, self._size):
-                marks.append(int.from_bytes(self._state.digest(), "little") >> (32 - MARK_BITS))
+                marks.append(self._mark())
         return marks
 
-    def _to_next(self) -> int:
-        """Tokens up to and including the next that is marked."""
-        return self._size - 1 - self._length % self._size or 1
+    def _mark(self) -> int:
+        self._state.update(self._fresh.tobytes())
+        del self._fresh[:]
+        return int.from_bytes(self._state.digest(), "little") >> (32 - MARK_BITS)
 
 
 def _is_marked(position: int, block_size: int) -> bool:
