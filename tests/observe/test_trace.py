@@ -1,5 +1,6 @@
 """The stories of requests: what is kept of them, and how the reason of a wait is worked out from who was first meanwhile."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,27 @@ def test_who_stands_behind_another_is_told_so_until_it_is_first():
     engine.run()
     assert engine.reasons("c") == [(1.0, "behind"), (6.0, "no_place")]
     assert engine.story("c").waited_s == {"behind": 5.0, "no_place": 5.0}
+
+
+@pytest.mark.parametrize("rights", [{"tenant": "other"}, {"priority": 1}])
+def test_who_came_later_is_behind_whatever_its_rights(rights: dict[str, Any]):
+    engine = watched(max_num_seqs=1, scheduling_policy="fcfs")
+    engine.ride.submit(request("a", range(3), 5), request("b", range(3), 5))
+    engine.ride.submit(request("c", range(3), 5, arrival=1.0, **rights))
+    engine.step(3)
+    assert [reason for _, reason in engine.reasons("c")] == ["behind"]
+
+
+def test_a_reason_ends_with_the_last_who_waits():
+    """What comes while nobody waits, in the midst of a step, has waited for nothing but the step's end."""
+    engine = watched(max_num_seqs=1)
+    engine.ride.submit(request("a", range(3), 2), request("b", range(3), 1))
+    engine.run()
+    plan, now = Plan(99, ()), engine.ride.now
+    late = replace(engine.ride.steps[-1], plan=plan, now=now, within=(Submit(request("c", range(3), arrival=now)),))
+    engine.traces.on_step(late)
+    engine.ride.now += 5.0
+    assert engine.story("c").waited_s == {}
 
 
 def test_a_tenant_over_its_share_is_told_so():
