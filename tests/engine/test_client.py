@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,13 +19,13 @@ from chairlift.engine.client import Delta, EngineClient, Stream
 
 
 class GatedExecutor(ShadowExecutor):
-    """Computes a step only when the test lets it; or raises in every step from `broken_from` on."""
+    """Computes a step only when the test lets it; or raises in the steps that are `broken`."""
 
-    def __init__(self, *, gated: bool = False, broken_from: int | None = None, broken_steps: int = 10**9) -> None:
+    def __init__(self, *, gated: bool = False, broken: Container[int] = ()) -> None:
         super().__init__(200, 4, NEXT)
         self.permits = threading.Semaphore(0 if gated else 10**9)
         self.launched = threading.Semaphore(0)
-        self.broken = range(broken_from, broken_from + broken_steps) if broken_from is not None else range(0)
+        self.broken = broken
 
     def launch(self, plan: Plan) -> None:
         super().launch(plan)
@@ -193,8 +193,48 @@ async def test_requests_that_belong_together_are_queued_together_or_not_at_all()
 
 async def test_a_job_that_could_never_be_queued_is_not_told_to_come_back():
     async with engine(max_num_seqs=2, max_num_queued_reqs=1) as client:
-        with pytest.raises(NeverFits, match="the request has 4 prompts, but at most 2 can run and 1 wait"):
+        with pytest.raises(NeverFits, match="the request wants 4 answers, but at most 2 can run and 1 wait"):
             client.submit_all([request(name, range(5)) for name in "abcd"])
+
+
+async def test_every_choice_has_a_stream_of_its_own():
+    async with engine() as client:
+        streams = client.submit_all([request("a", range(9), 12, samples=3), request("b", range(5), 6)])
+        assert [stream.id for stream in streams] == ["a", "a#1", "a#2", "b"]
+        answers = await asyncio.gather(*map(read, streams))
+        assert [len(tokens(deltas)) for deltas in answers] == [12, 12, 12, 6]
+        assert len({tokens(deltas) for deltas in answers}) == 4
+        assert await settled(client)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_leaving_a_stream_ends_its_own_choice_only(left: int):
+    executor = GatedExecutor(gated=True)
+    async with engine(executor) as client:
+        streams = client.submit_all([request("a", range(30), 12, samples=3)])
+        executor.permits.release()
+        async with streams.pop(left):
+            pass
+        executor.permits.release(1000)
+        assert [(await read(stream))[-1].finish for stream in streams] == ["length", "length"]
+        assert await settled(client)
+
+
+async def test_choices_count_as_requests_in_the_queue_and_their_prompt_once():
+    executor = GatedExecutor(gated=True)
+    limits = {"max_num_seqs": 4, "max_num_queued_reqs": 5, "max_num_queued_tokens": 100}
+    async with engine(executor, **limits) as client:
+        first = client.submit_all([request("a", range(30), 40, samples=4)])
+        executor.permits.release(3)
+        async for _ in first[0]:
+            break
+        client.submit_all([request("b", range(50), samples=3)])
+        with pytest.raises(QueueFull, match="3 requests are waiting already"):
+            client.submit_all([request("c", range(5), samples=3)])
+        client.submit_all([request("d", range(50), samples=2)])
+        client.cancel("b")
+        with pytest.raises(QueueFull, match="100 prompt tokens are waiting already"):
+            client.submit(request("e", range(5)))
 
 
 async def test_idle_time_does_not_make_the_queue_look_slow():
@@ -240,17 +280,30 @@ async def test_queued_tokens_are_limited_too_but_one_request_may_always_wait():
             client.submit(request("b", range(5)))
 
 
-async def test_one_broken_step_ends_its_requests_with_an_error_and_the_engine_goes_on():
-    async with engine(GatedExecutor(broken_from=1, broken_steps=1)) as client:
-        last = (await read(client.submit(request("a", range(5), 9))))[-1]
-        assert (last.finish, "the adder is broken" in str(last.stop_reason)) == ("error", True)
-        assert tokens(await read(client.submit(request("b", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
+async def test_one_broken_step_harms_nobody():
+    async with engine(GatedExecutor(broken={1})) as client:
+        assert tokens(await read(client.submit(request("a", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
         assert client.health() == "ok"
+
+
+async def test_a_request_that_fails_alone_ends_with_an_error_and_its_prompt_is_not_taken_again():
+    times = [0.0]
+    executor = GatedExecutor(broken={1, 3})  # with everyone, then alone; the step between proves the executor
+    client = EngineClient(config(num_blocks=200), executor, clock=lambda: times[0]).start()
+    last = (await read(client.submit(request("a", range(5), 9))))[-1]
+    assert (last.finish, "the adder is broken" in str(last.stop_reason)) == ("error", True)
+    with pytest.raises(Refused, match="this prompt has made the model fail; it is not taken again for 600 s"):
+        client.submit(request("b", range(5), 9))
+    assert tokens(await read(client.submit(request("c", range(6), 9)))) == solo(tuple(range(6)), NEXT, 9)
+    times[0] = 601.0
+    assert tokens(await read(client.submit(request("d", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
+    assert client.health() == "ok"
+    await client.close()
 
 
 async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so():
     recorder = Recorder()
-    async with engine(GatedExecutor(broken_from=0), sinks=[recorder], max_num_seqs=1) as client:
+    async with engine(GatedExecutor(broken=range(10**9)), sinks=[recorder], max_num_seqs=1) as client:
         answers = await asyncio.gather(*(read(client.submit(request(str(n), range(5), 9))) for n in range(6)))
         assert [deltas[-1].finish for deltas in answers] == ["error"] * 6
         assert client.health() == "failed"

@@ -234,22 +234,6 @@ def test_a_failed_row_ends_alone():
     assert tuple(engine.tokens["b"]) == solo(tuple(range(4, 9)), NEXT, 4)
 
 
-def test_a_step_that_raises_ends_its_requests_with_an_error_and_nobody_else():
-    engine = Ride(EngineCore(config(max_num_seqs=2), Failing()))
-    engine.submit(*(request(name, range(4)) for name in "abc"))
-    engine.step()
-    with pytest.raises(ValueError, match="out of order"):
-        engine.core.step(1.0)
-    failed = engine.core.fail_step(1.0, "it broke")
-    assert failed is not None
-    for output in failed.outputs:
-        engine.take(output)
-    assert len(engine.core.scheduler.index) == 0
-    engine.run()
-    assert (engine.endings["a"], engine.endings["b"], engine.endings["c"]) == (["error"], ["error"], ["length"])
-    assert engine.free_again
-
-
 def test_a_fault_outside_the_executor_is_not_blamed_on_requests():
     assert ride().core.fail_step(0.0, "it broke") is None
 

@@ -67,10 +67,22 @@ def test_an_answer_continues_its_prompt(prompt: tuple[int, ...], answer: tuple[i
     assert again[:full] == other[:full]
 
 
+def test_every_choice_continues_the_prompt_on_its_own():
+    tape = Tape(config(block_size=2))
+    tape.on_step(replace(QUIET, taken=(Submit(request("a", [1], samples=2)),)))
+    for outputs in ((Output("a", (5,)), Output("a#1", (6,))), (Output("a", (7,)), Output("a#1", (7,)))):
+        tape.on_step(replace(QUIET, outputs=outputs))
+    _, first, second = turns(tape.lines)
+    assert first.drawn.keys() == second.drawn.keys() == {"a", "a#1"}
+    assert len({*first.drawn.values(), *second.drawn.values()}) == 4
+
+
 def test_a_request_comes_back_with_all_that_decisions_depend_on():
     stopping = Stopping(9, 2, frozenset({7}), frozenset({8}))
     limits = Limits(queue_until=3.5, stall_s=0.1)
-    given = request("a", range(5), arrival=0.1 + 0.2, priority=-2, ttft_target_s=1 / 3, stopping=stopping, limits=limits)
+    given = request(
+        "a", range(5), arrival=0.1 + 0.2, priority=-2, ttft_target_s=1 / 3, stopping=stopping, limits=limits, samples=3
+    )
     (found,) = submitted(given)
     assert replace(found, prompt=given.prompt, stopping=stopping, sampling=given.sampling) == given
     assert found.stopping == Stopping(9, 2, frozenset({EOS}), frozenset({STOP}))
@@ -146,9 +158,9 @@ def test_the_digest_of_a_plan_looks_at_everything_else(field: str):
     assert digest(plan._replace(work=(work._replace(**{field: others[field]}),))) != digest(plan)
 
 
-@pytest.mark.parametrize("field", ["step", "preempted", "closed", "held"])
+@pytest.mark.parametrize("field", ["step", "preempted", "closed", "moves", "held"])
 def test_the_digest_of_a_plan_looks_at_what_goes_with_its_rows(field: str):
-    changed: dict[str, Any] = {"step": 9, "preempted": ("x",), "closed": ("x",), "held": ("gate", "x")}
+    changed: dict[str, Any] = {"step": 9, "preempted": ("x",), "closed": ("x",), "moves": (1,), "held": ("gate", "x")}
     assert digest(Plan(0, ())._replace(**{field: changed[field]})) != digest(Plan(0, ()))
 
 
@@ -178,6 +190,7 @@ def changed(line: str, **fields: Any) -> str:
         ([HEADER, changed(SUBMIT, marks="f" * 32), STEP], "line 2 is no line of a record"),
         ([HEADER, changed(SUBMIT, tokens=10**12), STEP], "the prompt is too long"),
         ([HEADER, changed(SUBMIT, limits={"stall_s": 0}), STEP], "a stall limit is above 0"),
+        ([HEADER, changed(SUBMIT, samples=0), STEP], "there cannot be 0 samples"),
         ([HEADER, changed(STEP, drawn={"a": 2**40})], "is no mark"),
         ([HEADER, '{"end":"a","finish":"soon"}\n'], "is no finish"),
     ],

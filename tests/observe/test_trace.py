@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from virtual import Ride, request
 
 from chairlift.core.events import Step, Submit
-from chairlift.core.types import Finish, Held, Limits, Plan, Snapshot
+from chairlift.core.types import Finish, Held, Limits, Plan, Snapshot, choice_id
 from chairlift.observe.trace import ENDED_S, MAX_ENDED, MAX_EVENTS, MAX_HOLDS, Event, Trace, Traces
 
 
@@ -243,33 +243,39 @@ def test_a_request_that_nobody_knows_has_no_story():
     assert Traces().read("x", 0.0) is None
 
 
-RIGHTS = st.tuples(st.sampled_from([0, 0, 1, -3]), st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 20))
+RIGHTS = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(1, 20),
+        "priority": st.sampled_from([0, 0, 1, -3]),
+        "tenant": st.sampled_from("abc"),
+        "samples": st.sampled_from([1, 1, 2]),
+    }
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    asked=st.lists(st.tuples(RIGHTS, st.integers(0, 3)), min_size=1, max_size=12),
+    asked=st.lists(st.tuples(st.integers(1, 30), RIGHTS, st.integers(0, 3)), min_size=1, max_size=12),
     policy=st.sampled_from(["fcfs", "fair", "priority", "prefix"]),
     preset=st.sampled_from(["continuous", "dynamic-compacted", "prefill-first"]),
 )
-def test_every_second_of_waiting_has_a_reason(asked: list[tuple[tuple[int, str, int, int], int]], policy: str, preset: str):
+def test_every_second_of_waiting_has_a_reason(asked: list[tuple[int, dict[str, Any], int]], policy: str, preset: str):
     """Whoever waits is held by something, from the moment it is queued until it gets on, and no longer."""
     engine = watched(scheduling_policy=policy, preset=preset, max_num_seqs=2, num_blocks=15)
     waits: dict[str, float] = {}
-    for number, ((priority, tenant, length, most), steps) in enumerate(asked):
-        name = str(number)
-        engine.ride.submit(
-            request(name, range(number, number + length), most, priority=priority, tenant=tenant, arrival=engine.ride.now)
-        )
+    for number, (length, rights, steps) in enumerate(asked):
+        engine.ride.submit(request(str(number), range(number, number + length), **rights, arrival=engine.ride.now))
         for _ in range(steps):
             watch(engine, waits)
     watch(engine, waits)
     while engine.ride.steps[-1].plan.work or engine.ride.steps[-1].wake_at is not None:
         watch(engine, waits)
-    for number in range(len(asked)):
-        story = engine.story(str(number))
-        assert sum(story.waited_s.values()) == waits.get(str(number), 0.0)
-        assert (story.dropped, story.ended) == (0, True)
+    for number, (_, rights, _) in enumerate(asked):
+        for choice in range(rights["samples"]):
+            story = engine.story(choice_id(str(number), choice))
+            assert story.ended
+            if rights["samples"] == 1:  # others wait without a reason of their own while who computes their prompt is away
+                assert (sum(story.waited_s.values()), story.dropped) == (waits.get(str(number), 0.0), 0)
 
 
 def watch(engine: Watched, waits: dict[str, float]) -> None:
@@ -278,3 +284,25 @@ def watch(engine: Watched, waits: dict[str, float]) -> None:
     for standing in engine.ride.core.scheduler.standings():
         if standing.position is not None:
             waits[standing.id] = waits.get(standing.id, 0.0) + 1.0
+
+
+def test_all_choices_of_a_request_wait_and_get_on_with_it():
+    engine = watched(max_num_seqs=2)
+    engine.ride.submit(request("a", range(3), 5), request("b", range(3), 5, samples=2))
+    engine.run()
+    for name in ("b", "b#1"):
+        story = engine.story(name)
+        assert story.waited_s == {"no_place": 5.0}
+        assert [kind for kind in kinds(story) if kind != "prefill"] == ["queued", "held", "admitted", "first_token", "finished"]
+
+
+def test_a_choice_that_memory_has_no_room_for_is_told_to_be_away():
+    engine = watched(num_blocks=4, max_model_len=16, enable_prefix_caching=False)
+    engine.ride.submit(request("a", range(11), 5, samples=4))
+    engine.run()
+    away = {name for step in engine.ride.steps for name in step.put_back}
+    assert away
+    for name in away:
+        found = kinds(engine.story(name))
+        assert found[found.index("first_token") + 1 :][:2] == ["preempted", "held"]
+        assert found[-1] == "finished"

@@ -16,7 +16,7 @@ from virtual import Ride, request
 
 from chairlift.core.errors import NeverFits
 from chairlift.core.events import Step
-from chairlift.core.types import Request, Stopping
+from chairlift.core.types import Request, Stopping, choice_ids
 from chairlift.engine.core import EngineCore
 from chairlift.schedule import door
 from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
@@ -80,11 +80,11 @@ def fits(candidate: Request, ride: Ride) -> bool:
     return True
 
 
-def expected(one: Request) -> tuple[int, ...]:
-    """The text of the request alone, by definition: `solo` with the stopping rules applied."""
+def expected(one: Request, choice: int = 0) -> tuple[int, ...]:
+    """The text of the choice alone, by definition: `solo` with the stopping rules applied."""
     limits, out = one.stopping, []
     for position in range(limits.max_tokens):
-        token = NEXT((*one.prompt, *out))
+        token = NEXT((*one.prompt, *out)) + choice
         while position < limits.min_tokens and token in limits.eos_ids:
             token += 1
         out.append(token)
@@ -104,16 +104,32 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     policy = scheduler._policy
     first = policy.gate.next(policy.order, running, step.now)
     budget_left = config.max_num_batched_tokens - step.plan.tokens
-    if first is None or step.plan.preempted or budget_left == 0 or len(running) >= config.max_num_seqs:
+    places = sum(1 + len(one.followers) for one in running)
+    if first is None or step.plan.preempted or budget_left == 0 or places + 1 + len(first.followers) > config.max_num_seqs:
         return
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
     if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
         return
     need = math.ceil(len(first.tokens) / config.block_size) - sum(pool.references(block) > 0 for block in known)
     if config.headroom == "optimistic":
-        spare = max(0.01 * pool.total, len(running)) if running else 0
+        spare = max(0.01 * pool.total, len(running)) + len(first.followers) if running else 0
         assert pool.free - need < spare, f"{first} could have been admitted"
     assert not policy.headroom.admits(first, need, pool, running), f"{first} could have been admitted"
+
+
+def check_nobody_writes_for_others(ride: Ride, step: Step) -> None:
+    """A block that several hold is read by all of them, and written by none."""
+    scheduler = ride.core.scheduler
+    size = scheduler.config.block_size
+    for work in step.plan.work:
+        written = () if work.pad else work.blocks[work.start // size : math.ceil((work.start + len(work.tokens)) / size)]
+        assert all(scheduler.pool.references(block) == 1 for block in written), f"{work.seq_id} writes what others hold"
+
+
+def check_places(ride: Ride) -> None:
+    """Whoever runs will have a place for every choice of his."""
+    scheduler = ride.core.scheduler
+    assert sum(1 + len(one.followers) for one in scheduler.running) <= scheduler.config.max_num_seqs
 
 
 class WatchedExecutor(ShadowExecutor):
@@ -126,10 +142,12 @@ class WatchedExecutor(ShadowExecutor):
         scheduler = self.ride.core.scheduler
         step = Step(self.ride.now, plan, (), (), scheduler.snapshot())
         check_work_is_conserved(self.ride, step)
+        check_nobody_writes_for_others(self.ride, step)
+        check_places(self.ride)
 
 
 class SchedulingMachine(RuleBasedStateMachine):
-    """Requests come and go at random while the engine steps. Every one is answered exactly once, with its own text."""
+    """Requests come and go at random while the engine steps. Every choice is answered exactly once, with its own text."""
 
     @initialize(settings=configs())
     def start(self, settings: dict[str, Any]) -> None:
@@ -137,15 +155,24 @@ class SchedulingMachine(RuleBasedStateMachine):
         executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT)
         self.ride = Ride(EngineCore(settled, executor))
         executor.ride = self.ride
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, tuple[Request, int]] = {}
+        """By the names of choices."""
         self.aborted: set[str] = set()
+        self.count = 0
 
-    @rule(prompt=PROMPTS, stopping=STOPPINGS, salt=st.sampled_from(["", "", "s"]), rights=RIGHTS)
-    def add(self, prompt: list[int], stopping: Stopping, salt: str, rights: dict[str, Any]) -> None:
-        name = f"r{len(self.requests)}"
-        one = request(name, prompt, stopping=stopping, arrival=self.ride.now, cache_salt=salt, **rights)
+    @rule(
+        prompt=PROMPTS,
+        stopping=STOPPINGS,
+        salt=st.sampled_from(["", "", "s"]),
+        samples=st.sampled_from([1, 1, 1, 2, 3]),
+        rights=RIGHTS,
+    )
+    def add(self, prompt: list[int], stopping: Stopping, salt: str, samples: int, rights: dict[str, Any]) -> None:
+        name = f"r{self.count}"
+        one = request(name, prompt, stopping=stopping, arrival=self.ride.now, cache_salt=salt, samples=samples, **rights)
         if fits(one, self.ride):
-            self.requests[name] = one
+            self.count += 1
+            self.requests |= {choice: (one, number) for number, choice in enumerate(choice_ids(one))}
             self.ride.submit(one)
 
     @precondition(lambda self: self.requests)
@@ -163,24 +190,25 @@ class SchedulingMachine(RuleBasedStateMachine):
 
     @invariant()
     def texts_are_their_own(self) -> None:
-        for name, one in getattr(self, "requests", {}).items():
+        for name, (one, choice) in getattr(self, "requests", {}).items():
             text = tuple(self.ride.tokens[name])
-            assert expected(one)[: len(text)] == text
+            assert expected(one, choice)[: len(text)] == text
 
     def teardown(self) -> None:
         if not hasattr(self, "ride"):
             return
         self.ride.run()
         event(f"preempted: {self.ride.preemptions > 0}")
+        event(f"copied: {any(step.plan.moves for step in self.ride.steps)}")
         event(f"split: {self.ride.core.scheduler.config.split}, adaptive: {self.ride.core.scheduler.config.itl_target_s}")
         event(f"headroom: {self.ride.core.scheduler.config.headroom}")
         event(f"order: {self.ride.core.scheduler.config.scheduling_policy}")
         event(f"preset: {self.ride.core.scheduler.config.preset}")
         assert self.ride.free_again
-        for name, one in self.requests.items():
+        for name, (one, choice) in self.requests.items():
             assert len(self.ride.endings[name]) == 1
             if name not in self.aborted:
-                assert tuple(self.ride.tokens[name]) == expected(one)
+                assert tuple(self.ride.tokens[name]) == expected(one, choice)
 
 
 SchedulingMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
@@ -236,16 +264,18 @@ def test_the_most_senior_is_never_preempted_for_memory(prompts: list[tuple[int, 
 
 
 @given(
-    asked=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3)), min_size=2, max_size=8),
+    asked=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3), st.integers(1, 3)), min_size=2, max_size=8
+    ),
     first=configs(),
     policy=st.sampled_from(["fcfs", "fair", "shortest", "prefix"]),
 )
 @settings(max_examples=100, deadline=None)
-def test_whoever_was_promised_memory_never_yields(asked: list[tuple[int, int, int]], first: dict[str, Any], policy: str):
+def test_whoever_was_promised_memory_never_yields(asked: list[tuple[int, int, int, int]], first: dict[str, Any], policy: str):
     """`Reserve`, without classes: there is no other reason to preempt anybody."""
     ride = engine(**(first | {"headroom": "reserve", "scheduling_policy": policy}))
-    for number, (length, most, wait) in enumerate(asked):
-        one = request(str(number), [number, *range(length)], most, arrival=ride.now)
+    for number, (length, most, wait, samples) in enumerate(asked):
+        one = request(str(number), [number, *range(length)], most, arrival=ride.now, samples=samples)
         if fits(one, ride):
             ride.submit(one)
         for _ in range(wait):

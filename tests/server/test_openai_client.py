@@ -96,7 +96,7 @@ async def test_it_raises_for_a_failure_in_midstream() -> None:
         async with openai.AsyncOpenAI(base_url=str(server.http.base_url.join("v1")), api_key="x", max_retries=0) as client:
             stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
             await anext(stream)
-            server.executor.fail = "out of luck"
+            server.executor.fail, server.executor.sound = "out of luck", True
             server.executor.open()
             with pytest.raises(openai.APIError, match="out of luck"):
                 [chunk async for chunk in stream]

@@ -287,14 +287,15 @@ async def test_more_prompts_than_could_ever_wait_are_400() -> None:
 async def test_a_failure_before_the_first_token_is_500(path: str) -> None:
     async with serving(executor=GatedExecutor) as server:
         assert isinstance(server.executor, GatedExecutor)
-        server.executor.fail = "out of luck"
-        server.executor.allow()
+        server.executor.fail, server.executor.sound = "out of luck", True
+        server.executor.allow(4)  # with the others of its step, a proof, alone, and a proof again
         answer = await server.post(path, _body(path))
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "InternalServerError"
         server.executor.fail = None
         server.executor.open()
-        assert (await server.post(path, _body(path) | {"max_tokens": 1})).status_code == 200
+        assert (await server.post(path, _body(path))).status_code == 400
+        assert (await server.complete("another\n")).status_code == 200
         await server.settled()
 
 
@@ -305,7 +306,7 @@ async def test_a_failure_in_midstream_is_an_event_and_the_end() -> None:
         async with server.http.stream("POST", CHAT, json=_body(CHAT) | {"stream": True}) as answer:
             lines = answer.aiter_lines()
             seen = [line async for line in _until_text(lines)]
-            server.executor.fail = "out of luck"
+            server.executor.fail, server.executor.sound = "out of luck", True
             server.executor.open()
             seen += [line async for line in lines]
         told = [line for line in seen if line]

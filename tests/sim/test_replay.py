@@ -18,7 +18,7 @@ from virtual import request
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import NeverFits, RecordError, Unavailable
 from chairlift.core.events import End, Told
-from chairlift.core.types import Limits, Plan, Result, Stopping
+from chairlift.core.types import Limits, Plan, Result, Stopping, choice_id
 from chairlift.engine.client import EngineClient, Stream
 from chairlift.engine.core import EngineCore, Submit
 from chairlift.schedule import door
@@ -112,6 +112,7 @@ ASKED = st.fixed_dictionaries(
         "cache_salt": st.sampled_from(["", "", "s"]),
         "ttft_target_s": st.sampled_from([None, 2.0]),
         "limits": st.builds(Limits, st.none(), st.none(), st.sampled_from([None, 1.5])),
+        "samples": st.sampled_from([1, 1, 1, 2, 3]),
     }
 )
 ACTS = st.lists(
@@ -140,7 +141,8 @@ def test_whatever_happened_is_decided_again(settings: EngineConfig, acts: list[A
             count += 1
             (run.executor.arriving if how else run.core.inbox).append(Submit(one))
         elif kind == "end" and count:
-            (run.executor.arriving if how else run.core.inbox).append(End(f"r{what % count}", "abort"))
+            name = choice_id(f"r{what % count}", what // count % 3)
+            (run.executor.arriving if how else run.core.inbox).append(End(name, "abort"))
         elif kind == "step":
             run.executor.mishap = how
             run.step(what)

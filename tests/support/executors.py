@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from chairlift.core.types import Draw, Logprobs, Plan, Result, Row, Work
+from chairlift.core.types import Draw, Logprobs, Move, Plan, Result, Row, Work
 
 
 class Slot(NamedTuple):
@@ -62,6 +62,8 @@ class ShadowExecutor:
 
     def collect(self) -> Result:
         plan = self.plans[-1]
+        for move in plan.moves:
+            self._copy(move)
         written: set[tuple[int, int]] = set()
         rows: list[Row] = []
         for work in plan.work:
@@ -73,7 +75,8 @@ class ShadowExecutor:
         return Result(plan.step, tuple(rows))
 
     def draw(self, draw: Draw, prefix: tuple[int, ...]) -> int:
-        token = self.next_token(prefix)
+        """Every choice writes tokens of its own."""
+        token = self.next_token(prefix) + draw.choice
         while token in draw.banned:
             token += 1
         return token
@@ -95,6 +98,15 @@ class ShadowExecutor:
         block = work.blocks[position // self.block_size]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
+
+    def _copy(self, move: Move) -> None:
+        """What was never written is copied as such."""
+        for within in range(self.block_size):
+            slot = self._slots.get((move.source, within))
+            if slot is None:
+                self._slots.pop((move.target, within), None)
+            else:
+                self._slots[move.target, within] = slot
 
     def _compute(self, work: Work, written: set[tuple[int, int]]) -> tuple[int, ...]:
         assert len(work.tokens) > 0, f"{work.seq_id} has a row without tokens: there would be no logits"

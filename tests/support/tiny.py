@@ -81,13 +81,16 @@ def letters(prefix: tuple[int, ...]) -> int:
 
 
 class GatedExecutor(ShadowExecutor):
-    """Computes as many steps as it is allowed to, then waits. `fail` makes the next step raise."""
+    """Computes as many steps as it is allowed to, then waits. `fail` makes steps raise: all of them, or with `sound` only those
+    that compute something for somebody.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int]) -> None:
         super().__init__(num_blocks, block_size, next_token)
         self._permits = threading.Semaphore(0)
         self._free = threading.Event()
         self.fail: str | None = None
+        self.sound = False
 
     def allow(self, steps: int = 1) -> None:
         self._permits.release(steps)
@@ -100,7 +103,7 @@ class GatedExecutor(ShadowExecutor):
     def launch(self, plan: Plan) -> None:
         if not self._free.is_set():
             self._permits.acquire()
-        if self.fail is not None:
+        if self.fail is not None and not (self.sound and all(work.pad for work in plan.work)):
             raise RuntimeError(self.fail)
         super().launch(plan)
 

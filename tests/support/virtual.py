@@ -25,6 +25,7 @@ def request(
     cache_salt: str = "",
     sampling: Sampling = GREEDY,
     limits: Limits = UNLIMITED,
+    samples: int = 1,
 ) -> Request:
     """A greedy request that ends at its length."""
     return Request(
@@ -38,6 +39,7 @@ def request(
         ttft_target_s=ttft_target_s,
         cache_salt=cache_salt,
         limits=limits,
+        samples=samples,
     )
 
 

@@ -15,9 +15,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a request from outside: its client left ("abort"), or its text is complete ("stop")."""
+    """End a choice from outside: its client left ("abort"), or its text is complete ("stop")."""
 
-    request_id: str
+    choice: str
     finish: Finish
     reason: str | None = None
 
@@ -50,6 +50,10 @@ class Step:
     snapshot: Snapshot
     elapsed_s: float = 0.0
     wake_at: float | None = None
+    blamed: tuple[Request, ...] = ()
+    """Requests that made a step fail in which they were alone, while the executor was sound."""
+    put_back: tuple[str, ...] = ()
+    """Choices that got their first token in this step, and wait to go on because memory is short."""
     taken: tuple[Told, ...] = ()
     """What was taken in before this step was decided, in order; `within`: while it was computed, before its result."""
     within: tuple[Told, ...] = ()

@@ -87,7 +87,7 @@ class Request:
 
     Of two requests the one with the lower `priority` goes first. `tenant` is who shares the machine with other tenants. The
     first token is wanted `ttft_target_s` after arrival: a wish that orders may heed, and no limit. Prefix blocks are shared
-    only between requests of equal `cache_salt`.
+    only between requests of equal `cache_salt`. `samples` answers are wanted: choices with ids of their own (`choice_id`).
     """
 
     id: str
@@ -100,23 +100,40 @@ class Request:
     ttft_target_s: float | None = None
     cache_salt: str = ""
     limits: Limits = Limits()
+    samples: int = 1
+
+
+def choice_id(request_id: str, choice: int) -> str:
+    """The engine's name for one choice of a request, counted from 0. The first one has the name of the request."""
+    return request_id if choice == 0 else f"{request_id}#{choice}"
+
+
+def choice_ids(request: Request) -> list[str]:
+    """The names of all its choices, in order."""
+    return [choice_id(request.id, choice) for choice in range(request.samples)]
 
 
 class Sequence:
-    """The scheduler's record of a request: its tokens so far, and how many of them have keys and values in `blocks`.
+    """The scheduler's record of a choice: its tokens so far, and how many of them have keys and values in `blocks`.
 
     One counter and no phases: whatever `tokens` has beyond `computed` is missing, whether it is a prompt, a chunk of one, a
     new token, or everything after a preemption.
+
+    The choices of a request have one prompt, which is computed once: by the first of them, whose `followers` the others are.
+    They neither wait nor run, and hold nothing, until they have their first token; from then on each is on its own.
     """
 
     __slots__ = (
         "blocks",
         "cached",
+        "choice",
         "computed",
         "finish",
+        "followers",
         "id",
         "indexed",
         "last_token_at",
+        "leader",
         "number",
         "place",
         "prompt_len",
@@ -126,9 +143,10 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, number: int = 0) -> None:
-        self.id = request.id
+    def __init__(self, request: Request, number: int = 0, choice: int = 0) -> None:
+        self.id = choice_id(request.id, choice)
         self.request = request
+        self.choice = choice
         self.number = number
         """Its place in the order in which requests came; it decides where everything else is equal."""
         self.tokens = array("i", request.prompt)
@@ -147,6 +165,14 @@ class Sequence:
         self.last_token_at: float | None = None
         """When its last token was there, by the clock of the steps. Kept only if the time between tokens is limited."""
         self.finish: Finish | None = None
+        self.followers: list[Sequence] = []
+        self.leader: Sequence | None = None
+        """Who computes its prompt for it; it is among the followers of that one."""
+
+    @property
+    def places(self) -> int:
+        """Places that it takes while it runs: followers will need theirs as soon as the prompt is there."""
+        return 1 + len(self.followers)
 
     @property
     def missing(self) -> int:
@@ -163,6 +189,8 @@ class Sequence:
 
 class Draw(NamedTuple):
     """One token that is wanted from the last position of a row. `banned` ids must not be drawn.
+
+    A row draws for its own sequence first, then for the choices that follow it, if there are any.
 
     `history` are the tokens of the sequence itself, which nobody but the scheduler changes, and which only ever grow behind
     the `prompt_len + position` that this draw looks at; None stands for no tokens. `mask` says which ids are allowed at all:
@@ -204,6 +232,14 @@ class Work(NamedTuple):
     pad: bool = False
 
 
+class Move(NamedTuple):
+    """The keys and values of block `source` are copied to block `target`, all layers of them."""
+
+    kind: Literal["copy"]
+    source: int
+    target: int
+
+
 Reason = Literal["no_block", "no_place", "budget", "gate", "making_way", "urgent", "share", "behind"]
 """Why a request waits. The first of the queue does because
 
@@ -228,6 +264,7 @@ class Held(NamedTuple):
 class Plan(NamedTuple):
     """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
 
+    `moves` are done before the work, in their order; none reads what another one has written.
     `preempted` lost their blocks in this step; the executor may drop whatever it keeps for `closed`.
     """
 
@@ -235,6 +272,7 @@ class Plan(NamedTuple):
     work: tuple[Work, ...]
     preempted: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
     held: Held | None = None
 
     @property
@@ -264,7 +302,7 @@ class Result(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What goes back to a client. The last one of a request, and only the last, has a `finish`.
+    """What goes back to a client. The last one of a choice, and only the last, has a `finish`.
 
     `stop_reason` is the stop token that ended it, TIMEOUT, or the message of an error; `cached` counts prompt tokens that came
     out of the prefix index. `logprobs` has one entry for each token if the request asked for them.
@@ -283,8 +321,9 @@ State = Literal["queued", "prefill", "decode", "preempted"]
 
 
 class Standing(NamedTuple):
-    """How far a request has come. `position` is its place among all who wait, from 0, or None if it runs.
+    """How far a choice has come. `position` is its place among all who wait, from 0, or None if it runs.
 
+    One that follows another has the state and the position of that one.
     `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
     """
 

@@ -16,10 +16,11 @@ from chairlift.core.config import EngineConfig
 from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Health, Step
 from chairlift.core.ports import Executor, Sink
-from chairlift.core.types import CANCELLED, Finish, Logprobs, Output, Request, Snapshot, Standing
+from chairlift.core.types import CANCELLED, Finish, Logprobs, Output, Request, Snapshot, Standing, choice_ids
 from chairlift.engine.backlog import Backlog
 from chairlift.engine.core import Ask, End, EngineCore, Submit
 from chairlift.engine.loop import EngineLoop
+from chairlift.engine.refusals import Refusals
 from chairlift.schedule import door
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 120
@@ -41,17 +42,19 @@ class Delta(NamedTuple):
 
 
 class Stream:
-    """The answer to one request. Use it as `async with client.submit(request) as stream: async for delta in stream: ...`.
+    """The answer to a request, or one choice of it; `id` is the choice's.
 
-    Leaving the block before the end aborts the request, once. The last delta, and only it, has a `finish`.
+    Use it as `async with client.submit(request) as stream: async for delta in stream: ...`.
+
+    Leaving the block before the end aborts this choice, once. The last delta, and only it, has a `finish`.
     """
 
-    def __init__(self, request: Request, leave: Callable[[str], None]) -> None:
-        self.request = request
+    def __init__(self, choice: str, leave: Callable[[str], None]) -> None:
+        self.id = choice
         self._leave = leave
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []
-        self._last = Output(request.id)
+        self._last = Output(choice)
         self._filled = asyncio.Event()
         self._ended = False
 
@@ -61,7 +64,7 @@ class Stream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave(self.request.id)
+        self._leave(self.id)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while not self._ended:
@@ -74,7 +77,7 @@ class Stream:
             yield Delta(tuple(tokens), last.finish, last.stop_reason, last.cached, tuple(logprobs))
 
     def put(self, output: Output) -> None:
-        """Called by the client for every output of this request; the slot keeps all tokens and the latest of the rest."""
+        """Called by the client for every output of this choice; the slot keeps all tokens and the latest of the rest."""
         self._tokens.extend(output.tokens)
         self._logprobs.extend(output.logprobs)
         self._last = output
@@ -99,13 +102,14 @@ class EngineClient:
         self._home = asyncio.get_running_loop()
         self._loop = EngineLoop(self._core, clock=clock, publish=self._publish, failed=self._engine_failed, sinks=sinks)
         self._streams: dict[str, Stream] = {}
-        self._queued: dict[str, int] = {}
-        """Prompt tokens of those that have not been admitted yet, by id."""
+        self._queued: dict[str, Request] = {}
+        """Choices of requests that have not been admitted yet."""
         self._snapshot = self._core.scheduler.snapshot()
         self._closed: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._backlog = Backlog()
+        self._refusals = Refusals()
 
     def start(self) -> Self:
         """Starts the engine's thread."""
@@ -117,37 +121,45 @@ class EngineClient:
         return self._loop.clock()
 
     def submit(self, request: Request) -> Stream:
-        """Queues a request. Raises NeverFits, QueueFull or Unavailable; a refused request leaves no trace."""
-        return self.submit_all([request])[0]
+        """Queues a request of one choice. Raises NeverFits, QueueFull or Unavailable; a refused one leaves no trace."""
+        [stream] = self.submit_all([request])
+        return stream
 
     def submit_all(self, requests: Sequence[Request]) -> list[Stream]:
-        """Queues requests that belong together: all of them, or none. Raises as `submit`."""
+        """Queues requests that belong together: all of them, or none. Raises as `submit`.
+
+        A stream for every choice of the first, of the second, and so on.
+        """
         closed = self._closed or self._loop.failure
         if closed is not None:
             raise Unavailable(closed)
         try:
             for request in requests:
                 door.check(request, self.config)
+                self._refusals.check(request.prompt, self.now())
             self._check_queue(requests)
         except QueueFull as full:
             self._loop.tell_refusal(full.limit)
             raise
-        except Refused:
+        except NeverFits:
             self._loop.tell_refusal("never_fits")
             raise
-        return [self._enqueue(request) for request in requests]
+        except Refused:
+            self._loop.tell_refusal("other")
+            raise
+        return [stream for request in requests for stream in self._enqueue(request)]
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request whose client has left. One that has ended is left alone."""
-        self._end(request_id, "abort")
+    def abort(self, choice: str) -> None:
+        """Ends a choice whose client has left. One that has ended is left alone."""
+        self._end(choice, "abort")
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request whose client may still be there, as "abort" with stop reason CANCELLED."""
-        self._end(request_id, "abort", CANCELLED)
+    def cancel(self, choice: str) -> None:
+        """Ends a choice whose client may still be there, as "abort" with stop reason CANCELLED."""
+        self._end(choice, "abort", CANCELLED)
 
-    def finish(self, request_id: str) -> None:
-        """Ends a request whose text is complete, as "stop"."""
-        self._end(request_id, "stop")
+    def finish(self, choice: str) -> None:
+        """Ends a choice whose text is complete, as "stop"."""
+        self._end(choice, "stop")
 
     def snapshot(self) -> Snapshot:
         """The engine after its last step."""
@@ -188,39 +200,43 @@ class EngineClient:
         await self.drain(0)
         await asyncio.to_thread(self._loop.stop)
 
-    def _enqueue(self, request: Request) -> Stream:
-        assert request.id not in self._streams, "ids of requests in flight are unique"
-        stream = Stream(request, self.abort)
-        self._streams[request.id] = stream
-        self._queued[request.id] = len(request.prompt)
+    def _enqueue(self, request: Request) -> list[Stream]:
+        streams = [Stream(choice, self.abort) for choice in choice_ids(request)]
+        for stream in streams:
+            assert stream.id not in self._streams, "ids of requests in flight are unique"
+            self._streams[stream.id] = stream
+            self._queued[stream.id] = request
         self._idle.clear()
         self._loop.send(Submit(request))
-        return stream
+        return streams
 
-    def _end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
-        stream = self._streams.get(request_id)
+    def _end(self, choice: str, finish: Finish, reason: str | None = None) -> None:
+        stream = self._streams.get(choice)
         if stream is not None:
-            self._loop.send(End(request_id, finish, reason))
-            self._deliver_one(stream, Output(request_id, finish=finish, stop_reason=reason))
+            self._loop.send(End(choice, finish, reason))
+            self._deliver_one(stream, Output(choice, finish=finish, stop_reason=reason))
 
-    def _forget(self, request_id: str) -> None:
-        self._queued.pop(request_id, None)
-        self._streams.pop(request_id, None)
+    def _forget(self, choice: str) -> None:
+        self._queued.pop(choice, None)
+        self._streams.pop(choice, None)
         if not self._streams:
             self._idle.set()
 
     def _check_queue(self, requests: Sequence[Request]) -> None:
-        """Whoever finds a free place does not count as waiting; the tokens of a job may always wait if nobody else does."""
-        config, queued, count = self.config, len(self._queued), len(requests)
+        """Whoever finds a free place does not count as waiting; the tokens of a job may always wait if nobody else does.
+
+        Every choice counts, as it will need a place; the prompt that it has in common with others counts once.
+        """
+        config, queued, count = self.config, len(self._queued), sum(request.samples for request in requests)
         if count > config.max_num_seqs + config.max_num_queued_reqs:
             raise NeverFits(
-                f"the request has {count} prompts, but at most {config.max_num_seqs} can run"
+                f"the request wants {count} answers, but at most {config.max_num_seqs} can run"
                 f" and {config.max_num_queued_reqs} wait"
             )
         free_places = max(0, config.max_num_seqs - (len(self._streams) - queued))
         if queued + count > config.max_num_queued_reqs + free_places:
             raise self._full("max_num_queued_reqs", f"{queued} requests are waiting already")
-        waiting = sum(self._queued.values())
+        waiting = sum(len(request.prompt) for request in {one.id: one for one in self._queued.values()}.values())
         tokens = waiting + sum(len(request.prompt) for request in requests)
         if config.max_num_queued_tokens is not None and queued and tokens > config.max_num_queued_tokens:
             raise self._full("max_num_queued_tokens", f"{waiting} prompt tokens are waiting already")
@@ -247,7 +263,10 @@ class EngineClient:
     def _deliver(self, step: Step) -> None:
         self._snapshot = step.snapshot
         for admitted in step.admitted:
-            self._queued.pop(admitted.request.id, None)
+            for choice in choice_ids(admitted.request):
+                self._queued.pop(choice, None)
+        for request in step.blamed:
+            self._refusals.add(request.prompt, self.now())
         for output in step.outputs:
             stream = self._streams.get(output.seq_id)
             if stream is not None:

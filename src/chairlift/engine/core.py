@@ -55,18 +55,21 @@ class EngineCore:
         return self._report(now, plan, snapshot, result.elapsed_s, failed=failed)
 
     def fail_step(self, now: float, message: str) -> Step | None:
-        """After `step` raised: ends all requests of the plan with an error. None if it was not the executor that raised.
+        """After `step` raised: looks for who is to blame, one at a time. None if it was not the executor that raised.
 
-        The others go on. The prefix index is emptied, as nobody knows any more what the executor has written.
+        Everything is computed again, and the prefix index is emptied, as nobody knows any more what the executor has written.
         """
         plan, self._executing = self._executing, None
         if plan is None:
             return None
-        failed = tuple((work.seq_id, message) for work in plan.work)
         self._take_commands(self._within)
-        self.scheduler.commit(plan, Result(plan.step, (), failed))
-        self.scheduler.index.clear()
+        plan = plan._replace(preempted=self.scheduler.take_back(plan, message))
         return self._report(self._began, plan, self.scheduler.snapshot(), now - self._began, raised=True)
+
+    @property
+    def doubts(self) -> int:
+        """Failures in a row that no request explains."""
+        return self.scheduler.doubts
 
     def abandon(self, now: float, message: str) -> Step:
         """Ends all requests with an error: the engine has failed for good. The plan of this last step has the number -1."""
@@ -92,8 +95,8 @@ class EngineCore:
             match command:
                 case Submit(request):
                     self.scheduler.add(request)
-                case End(request_id, finish, reason):
-                    self.scheduler.end(request_id, finish, reason)
+                case End(choice, finish, reason):
+                    self.scheduler.end(choice, finish, reason)
                 case Ask(answer):
                     answer(self.scheduler.standings())
                     continue
@@ -120,6 +123,8 @@ class EngineCore:
             snapshot=snapshot,
             elapsed_s=elapsed_s,
             wake_at=None if plan.work else scheduler.wake_at(),
+            blamed=scheduler.drain_blamed(),
+            put_back=scheduler.drain_put_back(),
             taken=tuple(taken),
             within=tuple(within),
             failed=failed,

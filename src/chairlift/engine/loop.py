@@ -13,8 +13,8 @@ from chairlift.engine.core import Command, EngineCore
 
 log = logging.getLogger(__name__)
 
-MAX_FAILURES = 3
-"""Failed steps in a row after which the engine gives up: then it is not the requests that are at fault."""
+MAX_DOUBTS = 3
+"""Failures in a row that no request explains, after which the engine gives up."""
 
 STALL_S = 60.0
 """A step that has been running for longer than this is no longer called healthy."""
@@ -83,20 +83,17 @@ class EngineLoop:
             self._core.close()
 
     def _loop(self) -> None:
-        failures = 0
         while not self._closing:
             self._wake.clear()
             self._step_began = self.clock()
             try:
                 step = self._core.step(self._step_began)
-                failures = failures if not step.plan.work else 0
             except Exception as error:
-                failures += 1
-                log.exception("step failed (%d in a row)", failures)
+                log.exception("a step has failed")
                 failed = self._core.fail_step(self.clock(), f"the model could not be run: {error}")
                 if failed is not None:
                     self._tell(failed)
-                if failed is None or failures >= MAX_FAILURES:
+                if failed is None or self._core.doubts >= MAX_DOUBTS:
                     raise
                 continue
             self._step_began = None

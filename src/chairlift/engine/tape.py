@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, get_args
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ChairliftError, RecordError
 from chairlift.core.events import End, Step, Submit, Told
-from chairlift.core.types import Finish, Limits, Output, Plan, Request, Stopping
+from chairlift.core.types import Finish, Limits, Output, Plan, Request, Stopping, choice_ids
 
 FORMAT = 1
 DIGEST_BYTES = 8
@@ -102,12 +102,14 @@ class Writer:
 
     def _command(self, command: Told) -> dict[str, Any]:
         if isinstance(command, End):
-            return {"end": command.request_id, "finish": command.finish}
+            return {"end": command.choice, "finish": command.finish}
         request, stopping = command.request, command.request.stopping
-        marks = self._marked[request.id] = _Marks(self._config.block_size, self._key)
+        marks = _Marks(self._config.block_size, blake2b(key=self._key, digest_size=4))
         fields = {"submit": request.id, "arrival": request.arrival, "tokens": len(request.prompt)}
         fields |= {"marks": _hexadecimal(marks.of(request.prompt)), "max_tokens": stopping.max_tokens}
+        self._marked |= {choice: marks.copy() for choice in choice_ids(request)}
         rare = {
+            "samples": request.samples if request.samples > 1 else None,
             "min_tokens": stopping.min_tokens,
             "eos": bool(stopping.eos_ids),
             "stop": bool(stopping.stop_ids),
@@ -140,12 +142,16 @@ class _Marks:
     Two, as one alone would be too short to tell all blocks apart that follow the same one.
     """
 
-    def __init__(self, block_size: int, key: bytes) -> None:
+    def __init__(self, block_size: int, state: blake2b, length: int = 0, fresh: Iterable[int] = ()) -> None:
         self._size = block_size
-        self._state = blake2b(key=key, digest_size=4)
-        self._length = 0
-        self._fresh = array("q")
+        self._state = state
+        self._length = length
+        self._fresh = array("q", fresh)
         """Tokens since the last mark, which the state has not seen yet."""
+
+    def copy(self) -> "_Marks":
+        """For a sequence that goes its own way from here."""
+        return _Marks(self._size, self._state.copy(), self._length, self._fresh)
 
     def of(self, tokens: Sequence[int]) -> list[int]:
         """The marks at these tokens, which follow those that it was told before."""
@@ -279,8 +285,15 @@ def _command(fields: dict[str, Any], config: EngineConfig) -> Told:
             ttft_target_s=None if target_s is None else float(target_s),
             cache_salt=str(fields.get("salt", "")),
             limits=_limits(fields.get("limits", {})),
+            samples=_samples(fields.get("samples", 1)),
         )
     )
+
+
+def _samples(value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"there cannot be {value!r} samples")
+    return value
 
 
 def _limits(fields: dict[str, Any]) -> Limits:

@@ -34,6 +34,11 @@ class KVStore:
         self._keys[layer].reshape(flat)[slots] = keys
         self._values[layer].reshape(flat)[slots] = values
 
+    def copy(self, source: int, target: int) -> None:
+        """Everything that one block holds, to another."""
+        for part in (self._keys, self._values):
+            part[:, target] = part[:, source]
+
     def read(self, layer: int, blocks: Sequence[int], first: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Keys and values [end - first, kv_heads, head_dim] of positions `first` to `end` of a sequence."""
         lowest = first // self.block_size

@@ -89,6 +89,8 @@ class ReferenceExecutor:
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
+        for move in plan.moves:
+            self._kv.copy(move.source, move.target)
         possible = [work for work in plan.work if self._has_embeddings(work)]
         foreign = [work for work in plan.work if not (work.pad or self._has_embeddings(work))]
         logits = self.logits(possible)

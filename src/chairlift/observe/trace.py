@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from chairlift.core.events import Step, Submit, Told
-from chairlift.core.types import Finish, Output, Plan, Reason, Request
+from chairlift.core.types import Finish, Output, Plan, Reason, Request, choice_id, choice_ids
 
 MAX_EVENTS = 256
 """Of one request. The first and the last of them are kept, what was between is counted."""
@@ -66,6 +66,7 @@ class _Hold(NamedTuple):
     at: float
     reason: Reason | None = None
     seq_id: str = ""
+    request: str = ""
     priority: int = 0
     tenant: str = ""
     arrival: float = 0.0
@@ -84,6 +85,8 @@ class _Story:
     """What is kept of a request: no tokens, and nothing that its text could be read from."""
 
     id: str
+    request: str
+    """Whose choice it is."""
     arrival: float
     priority: int
     tenant: str
@@ -130,6 +133,7 @@ class Traces:
             end = step.now + step.elapsed_s
             self._queue(step.within, end)
             self._answer(step.outputs, step.plan.step, end)
+            self._send_away(step.put_back, end, Event(0.0, "preempted", step=step.plan.step, reason="no_block"))
             self._forget(step.now)
 
     def read(self, seq_id: str, now: float) -> Trace | None:
@@ -145,10 +149,15 @@ class Traces:
     def _queue(self, told: Iterable[Told], at: float) -> None:
         for command in told:
             if isinstance(command, Submit):
-                request = command.request
-                self._stories[request.id] = story = _story(request)
-                self._note(story, at, Event(0.0, "queued", tokens=len(request.prompt), waiting=self._waiting))
-                self._waiting += 1
+                self._begin(command.request, at)
+
+    def _begin(self, request: Request, at: float) -> None:
+        queued = Event(0.0, "queued", tokens=len(request.prompt), waiting=self._waiting)
+        for choice in choice_ids(request):
+            story = _Story(choice, request.id, request.arrival, request.priority, request.tenant)
+            self._stories[choice] = story
+            self._note(story, at, queued)
+        self._waiting += request.samples
 
     def _hold(self, plan: Plan, at: float) -> None:
         last, held = self._holds[-1], plan.held
@@ -156,8 +165,8 @@ class Traces:
             if last.reason is not None:
                 self._add_hold(_Hold(at))
         elif (last.reason, last.seq_id) != held:
-            first = self._stories.get(held.seq_id) or _Story(held.seq_id, 0.0, 0, "")
-            self._add_hold(_Hold(at, held.reason, first.id, first.priority, first.tenant, first.arrival))
+            first = self._stories[held.seq_id]
+            self._add_hold(_Hold(at, held.reason, first.id, first.request, first.priority, first.tenant, first.arrival))
 
     def _add_hold(self, hold: _Hold) -> None:
         self._forgotten += len(self._holds) == MAX_HOLDS
@@ -165,10 +174,11 @@ class Traces:
 
     def _get_on(self, step: Step) -> None:
         for admitted in step.admitted:
-            story = self._stories.get(admitted.request.id)
-            if story is not None:
-                self._note(story, step.now, Event(0.0, "admitted", step=step.plan.step, cached=admitted.cached))
-                self._reading.add(story.id)
+            for choice in choice_ids(admitted.request):
+                story = self._stories.get(choice)
+                if story is not None:
+                    self._note(story, step.now, Event(0.0, "admitted", step=step.plan.step, cached=admitted.cached))
+                    self._reading.add(choice)
 
     def _compute(self, step: Step) -> None:
         if not self._reading:
@@ -181,20 +191,21 @@ class Traces:
                 story.away = False
                 self._note(story, step.now, Event(0.0, "resumed", step=number, cached=work.start))
             self._note(story, step.now, Event(0.0, "prefill", step=number, tokens=len(work.tokens)))
-            if work.draws:
-                self._reading.discard(work.seq_id)
+            self._reading.difference_update([choice_id(story.request, draw.choice) for draw in work.draws])
 
     def _preempt(self, step: Step) -> None:
-        if not step.plan.preempted:
-            return
-        urgent = step.plan.held is not None and step.plan.held.reason == "making_way"
-        reason = "failed_step" if step.raised else "urgent" if urgent else "no_block"
-        for seq_id in step.plan.preempted:
-            story = self._stories.get(seq_id)
+        if step.plan.preempted:
+            why = None if step.plan.held is None else step.plan.held.reason
+            reason = "failed_step" if step.raised or why == "gate" else "urgent" if why == "making_way" else "no_block"
+            self._send_away(step.plan.preempted, step.now, Event(0.0, "preempted", step=step.plan.step, reason=reason))
+
+    def _send_away(self, choices: Iterable[str], at: float, event: Event) -> None:
+        for choice in choices:
+            story = self._stories.get(choice)
             if story is not None:
                 story.away = True
-                self._note(story, step.now, Event(0.0, "preempted", step=step.plan.step, reason=reason))
-                self._reading.add(seq_id)
+                self._note(story, at, event)
+                self._reading.add(choice)
 
     def _answer(self, outputs: Iterable[Output], step: int, at: float) -> None:
         for output in outputs:
@@ -266,13 +277,9 @@ class Traces:
             yield began, current, until - began
 
 
-def _story(request: Request) -> _Story:
-    return _Story(request.id, request.arrival, request.priority, request.tenant)
-
-
 def _reason(story: _Story, hold: _Hold) -> Reason | None:
     """Why somebody waits while this is how the first of the queue is held."""
-    if hold.reason is None or hold.seq_id == story.id:
+    if hold.reason is None or hold.request == story.request:
         return hold.reason
     if story.arrival < hold.arrival:  # it was overtaken
         if hold.priority < story.priority:

@@ -20,6 +20,10 @@ def check(request: Request, config: EngineConfig) -> None:
     if not request.prompt:
         raise Refused("the prompt is empty: it has no tokens")
     _check_sampling(request.sampling)
+    if request.samples > config.max_num_seqs:
+        raise NeverFits(
+            f"{request.samples} answers are wanted at the same time, but at most {config.max_num_seqs} can run (max_num_seqs)"
+        )
     prompt, answer = len(request.prompt), request.stopping.max_tokens
     if prompt + answer > config.max_model_len:
         asked = f"the prompt has {prompt} tokens" + (f" and max_tokens is {answer}" if prompt < config.max_model_len else "")

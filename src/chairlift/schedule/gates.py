@@ -4,6 +4,8 @@ Knows who waits, who runs and the time; knows nothing of memory and budgets.
 """
 
 from array import array
+from bisect import bisect_right
+from itertools import accumulate
 
 from chairlift.core.types import Sequence, Work
 from chairlift.schedule.policy import Order, Past
@@ -27,7 +29,7 @@ class Continuous:
 
 
 class Group:
-    """Requests are taken in groups of at most `size`, and a group runs to its end before the next one is taken.
+    """Requests are taken in groups of at most `size` choices, and a group runs to its end before the next one is taken.
 
     With `wait_s` 0 this is static batching: when all places are empty it takes what waits. With more it is dynamic batching:
     it takes a group when `size` requests wait or the oldest has waited for that long. Three forms make comparisons fair:
@@ -55,9 +57,9 @@ class Group:
 
     def next(self, queue: Order, running: list[Sequence], now: float) -> Sequence | None:
         for member in self._members.values():
-            if not member.running and not member.finish:  # it has not joined yet, or was preempted
+            if not member.running and not member.finish and member.leader is None:  # it has not joined yet, or was preempted
                 return member
-        if running or not len(queue) or not (len(queue) >= self.size or now >= _oldest(queue) + self.wait_s):
+        if running or not len(queue) or not (_places(queue) >= self.size or now >= _oldest(queue) + self.wait_s):
             return None
         self._form(list(queue))
         return next(iter(self._members.values()))
@@ -71,7 +73,7 @@ class Group:
         rows: list[Work] = []
         for member in self._members.values():
             count = min(1 if member.finish else self._owed[member.id], budget)
-            if count == 0:
+            if count == 0 or member.leader is not None:
                 continue
             rows.append(Work(member.id, len(member.tokens), array("i", bytes(4 * count)), array("i"), pad=True))
             budget -= count
@@ -89,10 +91,16 @@ class Group:
         if self.by_length:
             first = waiting[0]
             waiting.sort(key=lambda sequence: abs(_expected(sequence) - _expected(first)))
-        group = waiting[: self.size]
+        places = accumulate(member.places for member in waiting)
+        group = [one for member in waiting[: bisect_right(list(places), self.size)] for one in (member, *member.followers)]
         longest = max(len(member.tokens) for member in group)
         self._members = {member.id: member for member in group}
         self._owed = {member.id: longest - len(member.tokens) for member in group}
+
+
+def _places(queue: Order) -> int:
+    """Places that all who wait would take."""
+    return sum(sequence.places for sequence in queue)
 
 
 def _oldest(queue: Order) -> float:

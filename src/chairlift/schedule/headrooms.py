@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from math import ceil
 
 from chairlift.cache.pool import BlockPool
@@ -19,8 +20,8 @@ class Optimistic:
     def __init__(self, *, watermark: float = 0.01) -> None:
         self.watermark = watermark
 
-    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:  # noqa: ARG002
-        spare = max(self.watermark * pool.total, len(running)) if running else 0
+    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:
+        spare = max(self.watermark * pool.total, len(running)) + len(sequence.followers) if running else 0
         return pool.free - need >= spare
 
     def observe(self, past: Past) -> None: ...
@@ -36,8 +37,11 @@ class Reserve:
         self._block_size = block_size
 
     def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:
-        growth = sum(_growth(other, 1.0, self._block_size) for other in (sequence, *running))
-        return pool.free - need >= growth
+        """Beside nobody only one choice of a request must be able to grow: the others wait if there is no room for them."""
+        if not running:
+            return pool.free - need >= _growth(sequence, 1.0, self._block_size)
+        growth = sum(_family_growth(other, 1.0, self._block_size) for other in (sequence, *running))
+        return pool.free - need >= growth + _copies((sequence, *running), pool, self._block_size)
 
     def observe(self, past: Past) -> None: ...
 
@@ -79,8 +83,9 @@ class Expected:
         if not running:
             return pool.free >= need
         part = self.part
-        growth = sum(max(1, _growth(other, part, self._block_size)) for other in running)
-        return pool.free - need >= growth + _growth(sequence, part, self._block_size)
+        growth = sum(max(1, _family_growth(other, part, self._block_size)) for other in running)
+        growth += _family_growth(sequence, part, self._block_size) + _copies((sequence, *running), pool, self._block_size)
+        return pool.free - need >= growth
 
     def observe(self, past: Past) -> None:
         if past.plan is not None:
@@ -97,13 +102,30 @@ class Expected:
             self._sorted.remove(self._latest.popleft())
 
 
+def _family_growth(sequence: Sequence, part: float, block_size: int) -> int:
+    """The same with its followers, who share the full blocks of the prompt and nothing else."""
+    own = _growth(sequence, part, block_size)
+    if not sequence.followers:
+        return own
+    return own + len(sequence.followers) * (-(-_final(sequence, part) // block_size) - sequence.prompt_len // block_size)
+
+
+def _copies(sequences: Iterable[Sequence], pool: BlockPool, block_size: int) -> int:
+    """Blocks into which forks will copy what they share and are about to write into: all but the last that does so."""
+    last = {one.blocks[one.computed // block_size] for one in sequences if one.blocks and one.computed % block_size}
+    return sum(pool.references(block) - 1 for block in last)
+
+
 def _growth(sequence: Sequence, part: float, block_size: int) -> int:
     """Blocks that it takes beyond those it has, or will have as it gets on, if its answer uses this part of its limit.
 
     The last token of an answer needs no place: nothing is computed from it. Whoever runs but was not served in this step may
     still have to take the block of his last token.
     """
-    answer = ceil(part * sequence.request.stopping.max_tokens)
-    final = sequence.prompt_len + answer - 1
     held = len(sequence.blocks) or -(-len(sequence.tokens) // block_size)
-    return max(0, -(-final // block_size) - held)
+    return max(0, -(-_final(sequence, part) // block_size) - held)
+
+
+def _final(sequence: Sequence, part: float) -> int:
+    """Tokens that will be stored."""
+    return sequence.prompt_len + ceil(part * sequence.request.stopping.max_tokens) - 1

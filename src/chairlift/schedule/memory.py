@@ -3,11 +3,12 @@
 Everything that changes `Sequence.blocks` is here, so that whoever asks for memory need not know where it comes from.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
-from chairlift.core.types import Sequence
+from chairlift.core.types import Move, Sequence
 
 
 class Memory:
@@ -17,6 +18,7 @@ class Memory:
         self.pool = pool
         self.index = index
         self._size = index.block_size
+        self._moves: list[Move] = []
 
     # ── what it would take ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -34,12 +36,13 @@ class Memory:
         return fresh + sum(self.pool.references(block) == 0 for block in match.blocks)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that it needs beyond those it holds, for so many tokens."""
-        return max(0, self._blocks(tokens) - len(sequence.blocks))
+        """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""
+        return max(0, self._blocks(tokens) - len(sequence.blocks)) + (self._to_copy(sequence) is not None)
 
     def freed(self, leaving: Iterable[Sequence], match: Match) -> int:
         """Blocks that become free if these leave, but for those that a match would hold on to."""
-        return len({block for sequence in leaving for block in self._own(sequence)} - set(match.blocks))
+        held = Counter(block for sequence in leaving for block in sequence.blocks)
+        return len({block for block, count in held.items() if count == self.pool.references(block)} - set(match.blocks))
 
     def recomputation(self, sequence: Sequence) -> int:
         """Tokens that would have to be computed again after a preemption, if none of them survives in the cache."""
@@ -53,13 +56,33 @@ class Memory:
         sequence.blocks.extend(match.blocks)
         sequence.computed = len(match.blocks) * self._size
         sequence.indexed, sequence.place = len(match.blocks), match.place
-        self.grow(sequence, self.lacks(sequence, len(sequence.tokens)))
+        self.grow(sequence, len(sequence.tokens))
 
-    def grow(self, sequence: Sequence, count: int) -> None:
-        """Gives it so many more blocks; they must be free."""
-        for block in self.pool.take(count):
-            self.index.forget(block)
-            sequence.blocks.append(block)
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free.
+
+        What is written next goes into blocks that nobody else holds: one that a fork shares is copied first.
+        """
+        shared = self._to_copy(sequence)
+        if shared is not None:
+            [copy] = self._take(1)
+            self._moves.append(Move("copy", sequence.blocks[shared], copy))
+            self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index)
+            sequence.blocks[shared] = copy
+        sequence.blocks.extend(self._take(self.lacks(sequence, tokens)))
+
+    def fork(self, sequence: Sequence, follower: Sequence) -> None:
+        """Gives the follower all that its leader has computed. It takes no memory until one of the two goes on writing."""
+        self.pool.share(sequence.blocks)
+        follower.blocks.extend(sequence.blocks)
+        follower.computed = sequence.computed
+        follower.indexed, follower.place = sequence.indexed, sequence.place
+
+    def moves(self) -> tuple[Move, ...]:
+        """What has to be copied since this was last asked, before anything else is computed."""
+        moves = tuple(self._moves)
+        self._moves.clear()
+        return moves
 
     def release(self, sequence: Sequence) -> None:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
@@ -87,6 +110,17 @@ class Memory:
     def _blocks(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""
         return -(-tokens // self._size)
+
+    def _to_copy(self, sequence: Sequence) -> int | None:
+        """Which of its blocks it must copy before it goes on: the one that its next token goes into, if others hold it too."""
+        last = sequence.computed // self._size
+        return last if last < len(sequence.blocks) and self.pool.references(sequence.blocks[last]) > 1 else None
+
+    def _take(self, count: int) -> list[int]:
+        taken = self.pool.take(count)
+        for block in taken:
+            self.index.forget(block)
+        return taken
 
     def _own(self, sequence: Sequence) -> list[int]:
         """Blocks that nobody else holds: what its leaving would free, and what it would have to compute again."""

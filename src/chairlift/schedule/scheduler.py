@@ -6,6 +6,7 @@ else has; sequences leave through `_finish` for good and through `_preempt` for 
 policy all questions of taste, and knows neither clock nor chance.
 """
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
@@ -24,16 +25,22 @@ from chairlift.core.types import (
     Reason,
     Request,
     Result,
+    Row,
     Sequence,
     Snapshot,
     Standing,
     State,
     Work,
+    choice_ids,
 )
 from chairlift.schedule import door, stopping
 from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.memory import Memory
 from chairlift.schedule.policy import Past, Policy
+from chairlift.schedule.trials import Kind, Trials
+
+PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
+"""The row of a step that must succeed if the executor is sound."""
 
 Grant = tuple[Sequence, int]
 """A sequence and the number of tokens that it gets in this step."""
@@ -49,9 +56,14 @@ class Scheduler:
         self._memory = Memory(self.pool, index)
         self.running: list[Sequence] = []
         """By rank. Whoever is here holds blocks for all tokens it has."""
+        self._leading: dict[str, Sequence] = {}
+        """Those of them whose followers will need places when the prompt is there."""
         self._policy = policy
         self._queue = policy.order
         self._limits = TimeLimits()
+        self._trials = Trials()
+        self._failure = ""
+        """What the executor said when it last failed."""
         self._sequences: dict[str, Sequence] = {}
         self._step = 0
         self._count = 0
@@ -65,6 +77,8 @@ class Scheduler:
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
         self._admitted: list[Admitted] = []
+        self._put_back: list[str] = []
+        self._blamed: list[Request] = []
 
     # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -74,16 +88,19 @@ class Scheduler:
         assert len(request.prompt) + request.stopping.max_tokens <= door.longest(self.config), (
             "the door refuses what never fits"
         )
-        assert request.id not in self._sequences, "the id of a request in flight is not given twice"
-        sequence = Sequence(request, self._count)
-        self._count += 1
-        self._sequences[request.id] = sequence
-        self._queue.push(sequence)
-        self._limits.watch(sequence)
+        assert self._sequences.keys().isdisjoint(choice_ids(request)), "the id of a request in flight is not given twice"
+        choices = [Sequence(request, self._count + choice, choice) for choice in range(request.samples)]
+        self._count += request.samples
+        leader = choices[0]
+        self._follow(leader, choices[1:])
+        self._queue.push(leader)
+        for sequence in choices:
+            self._sequences[sequence.id] = sequence
+            self._limits.watch(sequence)
 
-    def end(self, request_id: str, finish: Finish, reason: str | None = None) -> None:
-        """Ends a request from outside. One that has ended already stays as it ended."""
-        sequence = self._sequences.get(request_id)
+    def end(self, choice_id: str, finish: Finish, reason: str | None = None) -> None:
+        """Ends a choice from outside. One that has ended already stays as it ended."""
+        sequence = self._sequences.get(choice_id)
         if sequence is not None:
             self._finish(sequence, finish, reason)
 
@@ -95,6 +112,18 @@ class Scheduler:
         for sequence in self._limits.expired(now):
             self._finish(sequence, "length", TIMEOUT)
         self._policy.observe(self._past(now))
+        match self._trials.begin():
+            case Kind.PROOF:
+                planned = [PROOF], list[str]()
+            case Kind.TRIAL:
+                planned = self._trial(self._trials.suspect)
+            case Kind.USUAL:
+                return self._planned_at(now, *self._passes(now))
+        self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
+        return self._planned_at(now, *planned)
+
+    def _passes(self, now: float) -> tuple[list[Work], list[str]]:
+        """Rows of a usual step, and who lost his blocks for it."""
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
         why: Reason = "making_way" if preempted else "no_block"
@@ -106,10 +135,13 @@ class Scheduler:
             budget -= self._get_on(grants, budget, now)
         work = [self._work(sequence, count) for sequence, count in grants]
         work += self._policy.gate.padding(budget)
+        return work, preempted
+
+    def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
         closed: list[str] = []
         if work:  # a plan without work is not launched, so the news would be lost
             closed, self._closed = self._closed, closed
-        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._held)
+        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._memory.moves(), self._held)
         self._step += 1
         self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
@@ -119,18 +151,24 @@ class Scheduler:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         rows = {row.seq_id: row for row in result.rows}
         failed = dict(result.failed)
+        forked: list[Sequence] = []
         for work in plan.work:
             sequence = self._sequences.get(work.seq_id)
             if work.pad or sequence is None:
                 continue
             if work.seq_id in failed:
                 self._memory.distrust(sequence)
-                self._finish(sequence, "error", failed[work.seq_id])
+                self._fail(sequence, failed[work.seq_id])
                 continue
             self._memory.enter(sequence, work.start + len(work.tokens))
             if work.draws:
-                row = rows[work.seq_id]
-                self._append(sequence, row.tokens[0], row.logprobs)
+                forked += self._draw(sequence, work.draws, rows[work.seq_id])
+        for sequence in forked:
+            self._keep_if_it_fits(sequence)
+        guilty = self._trials.passed(drew=bool(plan.work[0].draws))
+        if guilty is not None:
+            self._blamed.append(guilty.request)
+            self._fail(guilty, self._failure)
 
     def drain(self) -> tuple[Output, ...]:
         """What is to be sent since this was last asked."""
@@ -143,6 +181,16 @@ class Scheduler:
         self._admitted.clear()
         return admitted
 
+    def drain_put_back(self) -> tuple[str, ...]:
+        put_back = tuple(self._put_back)
+        self._put_back.clear()
+        return put_back
+
+    def drain_blamed(self) -> tuple[Request, ...]:
+        blamed = tuple(self._blamed)
+        self._blamed.clear()
+        return blamed
+
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
         if self._again_at is not None:
@@ -151,17 +199,19 @@ class Scheduler:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def snapshot(self) -> Snapshot:
+        running = self._places()
         return Snapshot(
-            running=len(self.running),
-            waiting=len(self._queue),
+            running=running,
+            waiting=len(self._sequences) - running,
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
         )
 
     def standings(self) -> tuple[Standing, ...]:
         """Everyone in flight: who runs, then who waits, both in order."""
-        running = [_standing(sequence, None) for sequence in self.running]
-        return (*running, *(_standing(sequence, place) for place, sequence in enumerate(self._queue)))
+        running = [_standing(one, sequence, None) for sequence in self.running for one in (sequence, *sequence.followers)]
+        waiting = enumerate(self._queue)
+        return (*running, *(_standing(one, other, place) for place, other in waiting for one in (other, *other.followers)))
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -176,6 +226,38 @@ class Scheduler:
             return Past(None, 0.0, finished)
         plan, then = self._planned
         return Past(plan, now - then, finished)
+
+    # ── when a step has failed ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def doubts(self) -> int:
+        """Failures in a row that no request explains."""
+        return self._trials.doubts
+
+    def take_back(self, plan: Plan, message: str) -> tuple[str, ...]:
+        """The executor has failed at the plan and named nobody: nothing that it has written is trusted any more.
+
+        Who runs waits again and will be computed anew, those of the plan first, one at a time. Returns who that is.
+        """
+        self.index.clear()
+        self._planned = None  # how long a failure takes teaches nothing
+        self._failure = message
+        waiting_again = tuple(sequence.id for sequence in self.running)
+        for sequence in self.running[:]:
+            self._preempt(sequence)
+        planned = (self._sequences.get(work.seq_id) for work in plan.work if not work.pad)
+        self._trials.failed(sequence for sequence in planned if sequence is not None)
+        return waiting_again
+
+    def _trial(self, suspect: Sequence) -> tuple[list[Work], list[str]]:
+        """The suspect alone, so that only it can make the step fail. It has all the memory there is, if it needs it."""
+        others = [other for other in self.running if other is not suspect]
+        for other in others:
+            self._preempt(other)
+        if not suspect.running:
+            self._admit(suspect, self._memory.match(suspect))
+        count = min(suspect.missing, self.config.max_num_batched_tokens)
+        return [self._work(suspect, count)], [other.id for other in others]
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
@@ -200,7 +282,7 @@ class Scheduler:
         """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
         away = {other.id for other in leaving}
         staying = [other for other in self.running if other.id not in away]
-        if len(staying) >= self.config.max_num_seqs:
+        if sum(other.places for other in staying) + sequence.places > self.config.max_num_seqs:
             return False
         match = self._memory.match(sequence)
         need = self._memory.need(sequence, match) - self._memory.freed(leaving, match)
@@ -227,8 +309,8 @@ class Scheduler:
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
-        need = self._memory.lacks(sequence, sequence.computed + count)
-        while need > self.pool.free:
+        tokens = sequence.computed + count
+        while (need := self._memory.lacks(sequence, tokens)) > self.pool.free:
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             victim = self._queue.victim(candidates, self._memory.recomputation)
@@ -236,7 +318,8 @@ class Scheduler:
             preempted.append(victim.id)
             if victim is sequence:
                 return False
-        self._memory.grow(sequence, need)
+        if need:
+            self._memory.grow(sequence, tokens)
         return True
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
@@ -259,8 +342,13 @@ class Scheduler:
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
             grants.append((sequence, count))
             spent += count
-        self._held = self._first("no_place" if len(self.running) >= self.config.max_num_seqs else "gate", now)
+        self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
+
+    def _lacks_places(self, now: float) -> bool:
+        """Rather than the gate, it is the number of places that keeps whoever is next from joining."""
+        full = self._places() >= self.config.max_num_seqs
+        return full or self._policy.gate.next(self._queue, self.running, now) is not None
 
     def _first(self, why: Reason, now: float) -> Held | None:
         first = self._queue.peek(now)
@@ -268,9 +356,13 @@ class Scheduler:
 
     def _candidate(self, now: float) -> Sequence | None:
         """Who would join next if budget and memory allow it."""
-        if len(self.running) >= self.config.max_num_seqs:
-            return None
-        return self._policy.gate.next(self._queue, self.running, now)
+        free = self.config.max_num_seqs - self._places()
+        sequence = self._policy.gate.next(self._queue, self.running, now) if free > 0 else None
+        return sequence if sequence is not None and sequence.places <= free else None
+
+    def _places(self) -> int:
+        """Places that are taken, those of followers included."""
+        return len(self.running) + sum(len(leader.followers) for leader in self._leading.values())
 
     def _somebody_fits(self, now: float) -> bool:
         """A waiting request would be admitted now, if tokens were left for it."""
@@ -282,6 +374,8 @@ class Scheduler:
         self._queue.remove(sequence)
         insort(self.running, sequence, key=self._queue.rank)
         sequence.running = True
+        if sequence.followers:
+            self._leading[sequence.id] = sequence
         self._memory.seat(sequence, match)
         self._note_first_admission(sequence)
 
@@ -293,8 +387,9 @@ class Scheduler:
         """Hits of a resumed sequence are its own earlier work, and no news to anybody."""
         if sequence.started:
             return
-        sequence.started = True
-        sequence.cached = sequence.computed
+        for one in (sequence, *sequence.followers):
+            one.started = True
+            one.cached = sequence.computed
         self._queue.serve(sequence, prompt=sequence.prompt_len - sequence.cached)
         self._admitted.append(Admitted(sequence.request, queried=sequence.prompt_len, cached=sequence.cached))
 
@@ -308,8 +403,38 @@ class Scheduler:
             request, position = sequence.request, sequence.generated
             banned = stopping.banned(request.stopping, position)
             # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
-            draws = (Draw(0, position, request.sampling, banned, sequence.tokens, sequence.prompt_len),)
+            draw = Draw(sequence.choice, position, request.sampling, banned, sequence.tokens, sequence.prompt_len)
+            draws = (draw, *(draw._replace(choice=follower.choice) for follower in sequence.followers))
         return Work(sequence.id, start, sequence.tokens[start:end], sequence.blocks[:], draws)
+
+    def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
+        """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
+        followers = self._fork(sequence) if sequence.followers else []
+        self._append(sequence, row.tokens[0], row.logprobs[:1])
+        drawn = {draw.choice: place for place, draw in enumerate(draws)} if followers else {}
+        for follower in followers:
+            place = drawn[follower.choice]
+            self._append(follower, row.tokens[place], row.logprobs[place : place + 1])
+        return followers
+
+    def _fork(self, leader: Sequence) -> list[Sequence]:
+        """The prompt is computed: its followers share it, and run. Their places were kept for them."""
+        followers, leader.followers = leader.followers, []
+        del self._leading[leader.id]
+        for follower in followers:
+            follower.leader = None
+            follower.running = True
+            self._memory.fork(leader, follower)
+            insort(self.running, follower, key=self._queue.rank)
+        return followers
+
+    def _keep_if_it_fits(self, sequence: Sequence) -> None:
+        """One that has just been forked goes on if memory allows for it, as for anybody who gets on; otherwise it waits."""
+        if sequence.running:
+            others = [other for other in self.running if other is not sequence]
+            if not self._policy.headroom.admits(sequence, 0, self.pool, others):
+                self._preempt(sequence)
+                self._put_back.append(sequence.id)
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)
@@ -323,10 +448,14 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
+        self._get_off(sequence)
+        self._queue.push(sequence)
+
+    def _get_off(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._leading.pop(sequence.id, None)
         sequence.running = False
         self._memory.release(sequence)
-        self._queue.push(sequence)
 
     def _finish(
         self,
@@ -339,11 +468,13 @@ class Scheduler:
     ) -> None:
         """The one way out: frees everything that the sequence holds, and answers."""
         if sequence.running:
-            self.running.remove(sequence)
+            self._get_off(sequence)
+        elif sequence.leader is not None:
+            sequence.leader.followers.remove(sequence)
         else:
             self._queue.remove(sequence)
-        sequence.running = False
-        self._memory.release(sequence)
+        if sequence.followers:
+            self._succeed(sequence)
         sequence.finish = finish
         self._limits.forget(sequence)
         del self._sequences[sequence.id]
@@ -351,11 +482,29 @@ class Scheduler:
         self._finished.append(sequence)
         self._outputs.append(Output(sequence.id, tokens, finish, reason, sequence.cached, logprobs))
 
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        """What is wrong with a prompt is wrong with it for all who follow. One that has ended already stays as it ended."""
+        for one in (*sequence.followers, sequence):
+            self.end(one.id, "error", message)
 
-def _standing(sequence: Sequence, position: int | None) -> Standing:
+    def _succeed(self, leader: Sequence) -> None:
+        """It ends before its prompt is computed: the first of its followers begins in its place, and leads the others."""
+        heir, *others = leader.followers
+        leader.followers = []
+        heir.leader = None
+        self._follow(heir, others)
+        self._queue.push(heir)
+
+    def _follow(self, leader: Sequence, followers: list[Sequence]) -> None:
+        leader.followers = followers
+        for follower in followers:
+            follower.leader = leader
+
+
+def _standing(sequence: Sequence, leader: Sequence, position: int | None) -> Standing:
     return Standing(
         sequence.id,
-        _state(sequence),
+        _state(leader),
         position,
         sequence.prompt_len,
         sequence.generated,

@@ -41,8 +41,8 @@ class Ledger:
     def wait(self, sequence: Sequence) -> None:
         """It joins the queue. A tenant that had nobody there is lifted to the others, unless the sequence was preempted."""
         tenant = sequence.request.tenant
-        if not sequence.started:
-            self._in_flight[tenant] += 1
+        if sequence.choice == 0 and not sequence.started:  # with all other choices of its request
+            self._in_flight[tenant] += sequence.request.samples
             if not self._waiting[tenant]:
                 floor = min(map(self.counter, self._waiting_tenants()), default=self._last_left)
                 self._counters[tenant] = max(self.counter(tenant), floor)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chairlift.core.errors import ChairliftError
-from chairlift.core.types import CANCELLED, TIMEOUT, Logprobs, Request
+from chairlift.core.types import CANCELLED, TIMEOUT, Logprobs, Request, choice_id
 from chairlift.engine.client import Delta, EngineClient, Stream
 from chairlift.text.answer import Answer, Ending
 from chairlift.text.tokenizer import Tokenizer
@@ -30,14 +30,23 @@ class TimedOut(ChairliftError):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One text that is wanted. `lead` goes before it (an echoed prompt), and is no part of what stop strings are sought in."""
+    """One text that is wanted: choice number `sample` of an engine's request, which may be that of several.
+
+    `lead` goes before it (an echoed prompt), and is no part of what stop strings are sought in.
+    """
 
     index: int
     request: Request
+    sample: int = 0
     lead: str = ""
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+
+    @property
+    def id(self) -> str:
+        """The engine's name for it."""
+        return choice_id(self.request.id, self.sample)
 
 
 Told = tuple[tuple[int, Logprobs], ...]
@@ -89,7 +98,7 @@ class Run:
         async for delta in stream:
             piece = writer.take(delta)
             if writer.ended_by_text:
-                self._client.finish(choice.request.id)
+                self._client.finish(choice.id)
             await emit(piece)
             if piece.finish is not None:
                 return
@@ -102,9 +111,12 @@ def _cause(group: ExceptionGroup[Exception]) -> Exception:
 
 @asynccontextmanager
 async def submitted(client: EngineClient, tokenizer: Tokenizer, choices: Sequence[Choice]) -> AsyncGenerator[Run]:
-    """Submits all choices, or none: raises Refused if they cannot be taken. Leaving the block ends whatever still runs."""
+    """Submits the requests of all choices, or none: raises Refused if they cannot be taken.
+
+    There is a choice for each sample of each request, in order. Leaving the block ends whatever still runs.
+    """
     async with AsyncExitStack() as stack:
-        streams = client.submit_all([choice.request for choice in choices])
+        streams = client.submit_all([choice.request for choice in choices if choice.sample == 0])
         for stream in streams:
             await stack.enter_async_context(stream)
         yield Run(client, tokenizer, list(zip(choices, streams, strict=True)))

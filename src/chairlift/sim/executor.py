@@ -5,7 +5,7 @@ Knows how long answers get, which schedulers must not know; knows neither clock 
 
 from collections.abc import Mapping
 
-from chairlift.core.types import Draw, Plan, Result, Row, Work
+from chairlift.core.types import Draw, Plan, Result, Row, Work, choice_id
 from chairlift.sim.cost import Cost
 
 WORD = 0
@@ -15,6 +15,8 @@ END = 1
 
 class SimExecutor:
     """Answers have `lengths[id]` tokens, END included; those of unknown ids go on until somebody else ends them.
+
+    The ids are those of choices (`choice_id`).
 
     A token that may not be drawn at its position is replaced by WORD: then the answer gets longer than stated.
     """
@@ -36,8 +38,10 @@ class SimExecutor:
     def close(self) -> None: ...
 
     def _row(self, work: Work) -> Row:
-        length = self._lengths.get(work.seq_id)
-        return Row(work.seq_id, tuple(_token(draw, length) for draw in work.draws))
+        # The first draw is the row's own, so the rest of its name is that of the request.
+        request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
+        lengths = (self._lengths.get(choice_id(request_id, draw.choice)) for draw in work.draws)
+        return Row(work.seq_id, tuple(map(_token, work.draws, lengths)))
 
 
 def _token(draw: Draw, length: int | None) -> int:

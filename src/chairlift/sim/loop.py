@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chairlift.core.events import Step
-from chairlift.core.types import Finish, Request
+from chairlift.core.types import Finish, Request, choice_ids
 from chairlift.engine.core import EngineCore, Submit
 
 
@@ -22,7 +22,7 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Journey:
-    """What became of a request. `token_times` has one entry for each token of the answer, in seconds of the virtual clock."""
+    """What became of a choice. `token_times` has one entry for each token of the answer, in seconds of the virtual clock."""
 
     request: Request
     token_times: list[float] = field(default_factory=list[float])
@@ -68,9 +68,10 @@ def moments(core: EngineCore, requests: Iterable[Request], *, start: float = 0.0
 
 
 def run(core: EngineCore, requests: Iterable[Request], *, until: float | None = None) -> dict[str, Journey]:
-    """The journeys of all requests, by id. With `until` the run is left at that time, and some may be without an end."""
-    journeys = {request.id: Journey(request) for request in requests}
-    for at, step in moments(core, [journey.request for journey in journeys.values()]):
+    """The journeys of all choices, by their ids. With `until` the run is left at that time, and some may be without an end."""
+    requests = list(requests)
+    journeys = {name: Journey(request) for request in requests for name in choice_ids(request)}
+    for at, step in moments(core, requests):
         for seq_id in step.plan.preempted:
             journeys[seq_id].preemptions += 1
         for output in step.outputs:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import RecordError, Refused
 from chairlift.core.events import Step, Submit
-from chairlift.core.types import Plan, Result, Row, Work
+from chairlift.core.types import Plan, Result, Row, Work, choice_id, choice_ids
 from chairlift.engine.core import EngineCore
 from chairlift.engine.tape import PLAIN, Header, Turn, digest, read
 from chairlift.schedule import door
@@ -95,13 +95,13 @@ class Player:
         requests = [command.request for command in (*turn.taken, *turn.within) if isinstance(command, Submit)]
         flying = {sequence.id for sequence in self._core.scheduler.sequences} if requests else set[str]()
         for request in requests:
-            if request.id in flying:
+            if not flying.isdisjoint(choice_ids(request)):
                 raise RecordError(f"step {turn.number}: request {request.id} is submitted twice")
             try:
                 door.check(request, self._config)
             except Refused as refused:
                 raise RecordError(f"step {turn.number}: request {request.id}: {refused}") from None
-            flying.add(request.id)
+            flying.update(choice_ids(request))
 
 
 class _Raised(Exception):
@@ -109,7 +109,9 @@ class _Raised(Exception):
 
 
 def _row(work: Work, turn: Turn) -> Row:
-    return Row(work.seq_id, tuple(turn.drawn.get(work.seq_id, PLAIN) for _ in work.draws))
+    """The first draw is the row's own, so the rest of its name is that of the request; others are of choices that follow it."""
+    request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
+    return Row(work.seq_id, tuple(turn.drawn.get(choice_id(request_id, draw.choice), PLAIN) for draw in work.draws))
 
 
 def _difference(turn: Turn, plan: Plan) -> str | None:

@@ -137,6 +137,8 @@ class CpuExecutor:
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
+        if plan.moves:
+            self._kv.copy([move.source for move in plan.moves], [move.target for move in plan.moves])
         self._compute(plan.work)
         draws, first = self._batch.draws, 0
         answers = draws.answers.tolist()

@@ -4,6 +4,9 @@ A layer's keys are [blocks, block_size / 16, kv_heads, head, 16 positions], its 
 the steps of 8-bit ones [..., kv_heads, 16 positions] of float32.
 """
 
+from collections.abc import Sequence
+from itertools import chain
+
 import numpy as np
 
 from chairlift.execute.cpu.memory import aligned
@@ -27,6 +30,16 @@ class KVCache:
         steps = vectors if kind == "int8" else 0
         self._key_steps = [aligned(steps, np.float32) for _ in range(layers)]
         self._value_steps = [aligned(steps, np.float32) for _ in range(layers)]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Everything that these blocks hold, each to its target, as if one after the other; no target is a later source.
+
+        In NumPy, as it happens once in the life of a choice and moves memory in stretches as long as a block's part of a layer.
+        """
+        origins, goals = np.array(sources), np.array(targets)
+        for part in chain(self._keys, self._values, self._key_steps, self._value_steps):
+            blocks = part.reshape(self.num_blocks, -1)
+            blocks[goals] = blocks[origins]
 
     @property
     def position_bytes(self) -> int:

@@ -21,7 +21,7 @@ SEEDS = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens of one choice's prompt, and what is echoed before its answer."""
+    """The tokens of a prompt, and what is echoed before each of its answers."""
 
     tokens: list[int]
     echo: str = ""
@@ -57,21 +57,31 @@ def make_job(
     wanted: Wanted,
     param: str,
 ) -> Job:
-    """One choice for every prompt. Raises `ApiError` 400 if one cannot fit (`param` is the field that prompts came from).
+    """`n` choices for every prompt. Raises `ApiError` 400 if one cannot fit (`param` is the field that prompts came from).
 
+    The index of a choice counts through the first prompt's, then the second's, and so on.
     The engine's own ids are new each time, so two requests that were given the same id do not meet.
     """
     model = named_model(service, body.model)
+    most = service.client.config.max_num_seqs
+    if body.samples > most:
+        raise bad_request(f"`n` must not be more than {most}: so many answers can be made at the same time", param="n")
+    requests = [
+        _request(service, body, prompt.tokens, f"{id}-{place}-{service.world.token()}", arrival, wanted, param)
+        for place, prompt in enumerate(prompts)
+    ]
     choices = tuple(
         Choice(
-            index=index,
-            request=_request(service, body, prompt.tokens, f"{id}-{index}-{service.world.token()}", arrival, wanted, param),
+            index=place * body.samples + sample,
+            request=request,
+            sample=sample,
             lead=prompt.echo,
             stops=tuple(body.stop or ()),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skips_specials,
         )
-        for index, prompt in enumerate(prompts)
+        for place, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+        for sample in range(body.samples)
     )
     return Job(
         id=id,
@@ -100,6 +110,7 @@ def _request(
         arrival=arrival,
         cache_salt=body.cache_salt or "",
         limits=_limits(service.settings, body.timeout_s, arrival),
+        samples=body.samples,
     )
 
 

@@ -40,6 +40,8 @@ MAX_ARGUMENT_CHARS = 256 * 1024
 MAX_DOCUMENTS = 1024
 MAX_PROMPTS = 4096
 """However high an operator sets the limit on prompts of one request."""
+MAX_CHOICES = 128
+"""Of one prompt: OpenAI's own limit."""
 MAX_SALT_CHARS = 128
 MAX_COUNT = 2**63 - 1
 """Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
@@ -59,8 +61,6 @@ NONE = ()
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # Sampling
     "length_penalty": (1, 1.0),
-    "n": (1,),
-    "best_of": (1,),
     "use_beam_search": (False,),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
@@ -312,6 +312,8 @@ class GenerationBody(BaseModel):
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
@@ -338,6 +340,18 @@ class GenerationBody(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("`stream_options` is allowed only with `stream`: true")
         return self
+
+    @field_validator("best_of", mode="after")
+    @classmethod
+    def _all_of_them(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value is not None and value != (others.data.get("n") or 1):
+            raise ValueError("is not supported yet, unless it equals `n`: all answers are sent")
+        return value
+
+    @property
+    def samples(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
 
     @property
     def skips_specials(self) -> bool:
@@ -389,7 +403,7 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions. Every prompt is one choice of the answer."""
+    """POST /v1/completions. Every prompt gets `n` choices of the answer."""
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     echo: bool | None = None

@@ -68,22 +68,22 @@ class Job:
     @property
     def flights(self) -> dict[str, Flight]:
         """Its choices by the engine's names for them."""
-        return {
-            choice.request.id: Flight(self.id, choice.index, self.owner, self.model, self.created) for choice in self.choices
-        }
+        return {choice.id: Flight(self.id, choice.index, self.owner, self.model, self.created) for choice in self.choices}
 
 
 class Usage:
-    """Counts the tokens of all choices of a job."""
+    """Counts the tokens of all choices of a job. A prompt counts once, however many answers it gets."""
 
     def __init__(self, job: Job) -> None:
         self._prompt = job.prompt_tokens
+        self._requests = {choice.index: choice.request.id for choice in job.choices}
         self._answers: dict[int, int] = {}
-        self._cached: dict[int, int] = {}
+        self._cached: dict[str, int] = {}
 
     def note(self, piece: Piece) -> None:
         self._answers[piece.choice] = piece.tokens
-        self._cached[piece.choice] = piece.cached
+        request = self._requests[piece.choice]
+        self._cached[request] = max(self._cached.get(request, 0), piece.cached)
 
     def value(self) -> dict[str, Any]:
         answers = sum(self._answers.values())
