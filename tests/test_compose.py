@@ -82,6 +82,7 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
         "preset": "dynamic",
         "batch_wait_s": 0.2,
         "enable_prefix_caching": False,
+        "kv_layout": "contiguous",
     }
     config = fit(MODEL, EngineOptions(**asked), free_bytes=GIB).config
     assert {name: getattr(config, name) for name in asked} == asked

@@ -120,7 +120,7 @@ def check_options(options: EngineOptions) -> None:
     executors.check(options)
     least = options.max_model_len or 2
     config = _config(options, max_model_len=least, num_blocks=least)
-    presets.preset(config, prefix_index(config.block_size, enabled=config.enable_prefix_caching))
+    presets.preset(config, prefix_index(config.block_size, enabled=config.shares_prefixes))
 
 
 def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:

@@ -109,6 +109,7 @@ class _Reference:
             self.model.weights,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
+            contiguous=config.kv_layout == "contiguous",
             on_tensor=watch.on_tensor,
         )
 
@@ -169,6 +170,7 @@ class _Cpu:
             cache=kernels,
             on_compile=watch.on_compile,
             on_tensor=watch.on_tensor,
+            contiguous=config.kv_layout == "contiguous",
         )
 
 

@@ -24,6 +24,7 @@ class EngineOptions:
     max_num_queued_reqs: int = DEFAULTS.max_num_queued_reqs
     max_num_queued_tokens: int | None = DEFAULTS.max_num_queued_tokens
     enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
+    kv_layout: str = DEFAULTS.kv_layout
     preset: str = DEFAULTS.preset
     scheduling_policy: str = DEFAULTS.scheduling_policy
     batch_wait_s: float = DEFAULTS.batch_wait_s

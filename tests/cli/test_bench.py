@@ -59,6 +59,18 @@ def test_the_compiled_executor_beside_the_limits_of_the_machine(tmp_path: Path) 
     assert 0 < told["rows"][0]["int8_share"] < 1
 
 
+@pytest.mark.parametrize("executor", ["cpu", "reference"])
+def test_the_contiguous_layout_is_measured_when_asked_for(
+    tmp_path: Path, executor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "bench.json"
+    asked = ("--kv-layout", "contiguous", "--executor", executor, "--json", str(report))
+    assert code("dummy:tiny", "--batch", "1,3", *SHORT, *asked) == 0
+    told = figures(report)
+    assert (told["complete"], told["options"]["kv_layout"]) == (True, "contiguous")
+    assert ", contiguous: prompts" in capsys.readouterr().out
+
+
 def test_the_figures_can_go_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert code("dummy:tiny", "--batch", "1", *SHORT, "--rounds", "2", "--executor", "reference", "--json", "-") == 0
     assert len(json.loads(capsys.readouterr().out)["rows"][0]["rounds"]) == 2

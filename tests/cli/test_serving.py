@@ -98,6 +98,15 @@ def test_a_model_without_a_chat_template_is_told_at_the_start() -> None:
     assert "/v1/completions" in lines[-1]
 
 
+@pytest.mark.parametrize(("layout", "told"), [("paged", False), ("contiguous", True)])
+def test_a_layout_that_shares_nothing_is_told_at_the_start(layout: str, told: bool) -> None:
+    engine = scripted()
+    fit = replace(engine.fit, config=replace(engine.fit.config, kv_layout=layout))
+    asked = Asked("m", "127.0.0.1", 8000, (), None, EngineOptions(), Settings())
+    lines = banner(replace(engine, fit=fit), asked, "http://127.0.0.1:8000")
+    assert any(line.startswith("layout    contiguous") and "not shared" in line for line in lines) == told
+
+
 def test_the_request_to_try_can_be_pasted_into_a_shell() -> None:
     asked = Asked("m", "127.0.0.1", 8000, ("it's",), None, EngineOptions(), Settings())
     words = shlex.split(banner(scripted(), asked, "http://127.0.0.1:8000")[-1])

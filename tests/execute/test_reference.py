@@ -35,10 +35,18 @@ BLOCKS_OF_FOUR = [3, 0, 2, 1]
 
 
 def executor(
-    description: Description = EVERYTHING, weights: ArrayWeights | None = None, *, num_blocks: int = 24
+    description: Description = EVERYTHING,
+    weights: ArrayWeights | None = None,
+    *,
+    num_blocks: int = 24,
+    contiguous: bool = False,
 ) -> ReferenceExecutor:
     return ReferenceExecutor.load(
-        description, weights or random_weights(description), num_blocks=num_blocks, block_size=BLOCK_SIZE
+        description,
+        weights or random_weights(description),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        contiguous=contiguous,
     )
 
 
@@ -87,6 +95,14 @@ def test_any_cuts_and_any_block_table_equal_the_whole(cuts: set[int], table: lis
     tokens = random_tokens(LENGTH)
     logits = in_pieces(executor(num_blocks=4), tokens, [0, *sorted(cuts), LENGTH], table)
     close(logits, alone(tokens))
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.sets(st.integers(1, LENGTH - 1)), first=st.integers(0, 3))
+def test_a_run_that_is_read_in_one_piece_equals_a_table(cuts: set[int], first: int) -> None:
+    tokens, edges = random_tokens(LENGTH), [0, *sorted(cuts), LENGTH]
+    run = in_pieces(executor(num_blocks=7, contiguous=True), tokens, edges, list(range(first, first + 4)))
+    close(run, in_pieces(executor(), tokens, edges, BLOCKS))
 
 
 @settings(max_examples=25, deadline=None)

@@ -13,7 +13,7 @@ from chairlift.cache.check import check
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.types import Sequence
-from chairlift.schedule.memory import Memory
+from chairlift.schedule.memory import Paged
 
 BLOCKS = 20
 WHICH = st.integers(0, 11)
@@ -25,7 +25,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def start(self, size: int) -> None:
         self.size = size
         self.pool, self.index = BlockPool(BLOCKS), PrefixIndex(size)
-        self.memory = Memory(self.pool, self.index)
+        self.memory = Paged(self.pool, self.index)
         self.running: list[Sequence] = []
         self.contents: dict[int, list[int | None]] = {block: [None] * size for block in range(BLOCKS)}
         self.count = self.copied = 0

@@ -7,13 +7,14 @@ KV store: a wrong block, position, chunk or hit changes a text or fails at once.
 import math
 from typing import Any
 
-from engines import NEXT, config
+from engines import NEXT, config, shadow
 from executors import ShadowExecutor, solo
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from virtual import Ride, request
 
+from chairlift.core.config import KV_LAYOUTS
 from chairlift.core.errors import NeverFits
 from chairlift.core.events import Step
 from chairlift.core.types import Request, Stopping, choice_ids
@@ -64,12 +65,13 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "itl_target_s": draw(st.sampled_from([None, None, 0.5, 2.0])),
         "headroom": draw(st.sampled_from(["optimistic", *HEADROOMS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
+        "kv_layout": draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
     }
 
 
 def engine(**changes: Any) -> Ride:
     settled = config(**changes)
-    return Ride(EngineCore(settled, ShadowExecutor(settled.num_blocks, settled.block_size, NEXT)))
+    return Ride(EngineCore(settled, shadow(settled)))
 
 
 def fits(candidate: Request, ride: Ride) -> bool:
@@ -110,11 +112,21 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
     if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
         return
+    if config.kv_layout == "contiguous":
+        longest = first.prompt_len + first.request.stopping.max_tokens - 1
+        held = {block for sequence in running for block in sequence.blocks}
+        assert longest_gap(held, pool.total) < math.ceil(longest / config.block_size), f"{first} could have been admitted"
+        return
     need = math.ceil(len(first.tokens) / config.block_size) - sum(pool.references(block) > 0 for block in known)
     if config.headroom == "optimistic":
         spare = max(0.01 * pool.total, len(running)) + len(first.followers) if running else 0
         assert pool.free - need < spare, f"{first} could have been admitted"
     assert not policy.headroom.admits(first, need, pool, running), f"{first} could have been admitted"
+
+
+def longest_gap(held: set[int], total: int) -> int:
+    """Blocks of the longest run of which nobody holds any."""
+    return max(len(run) for run in "".join(" " if block in held else "f" for block in range(total)).split(" "))
 
 
 def check_nobody_writes_for_others(ride: Ride, step: Step) -> None:
@@ -152,7 +164,8 @@ class SchedulingMachine(RuleBasedStateMachine):
     @initialize(settings=configs())
     def start(self, settings: dict[str, Any]) -> None:
         settled = config(**settings)
-        executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT)
+        contiguous = settled.kv_layout == "contiguous"
+        executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous)
         self.ride = Ride(EngineCore(settled, executor))
         executor.ride = self.ride
         self.requests: dict[str, tuple[Request, int]] = {}
@@ -203,6 +216,7 @@ class SchedulingMachine(RuleBasedStateMachine):
         event(f"split: {self.ride.core.scheduler.config.split}, adaptive: {self.ride.core.scheduler.config.itl_target_s}")
         event(f"headroom: {self.ride.core.scheduler.config.headroom}")
         event(f"order: {self.ride.core.scheduler.config.scheduling_policy}")
+        event(f"layout: {self.ride.core.scheduler.config.kv_layout}")
         event(f"preset: {self.ride.core.scheduler.config.preset}")
         assert self.ride.free_again
         for name, (one, choice) in self.requests.items():
@@ -269,11 +283,14 @@ def test_the_most_senior_is_never_preempted_for_memory(prompts: list[tuple[int, 
     ),
     first=configs(),
     policy=st.sampled_from(["fcfs", "fair", "shortest", "prefix"]),
+    promise=st.sampled_from([{"headroom": "reserve"}, {"kv_layout": "contiguous"}]),
 )
 @settings(max_examples=100, deadline=None)
-def test_whoever_was_promised_memory_never_yields(asked: list[tuple[int, int, int, int]], first: dict[str, Any], policy: str):
-    """`Reserve`, without classes: there is no other reason to preempt anybody."""
-    ride = engine(**(first | {"headroom": "reserve", "scheduling_policy": policy}))
+def test_whoever_was_promised_memory_never_yields(
+    asked: list[tuple[int, int, int, int]], first: dict[str, Any], policy: str, promise: dict[str, str]
+):
+    """`Reserve`, or a run for each, without classes: there is no other reason to preempt anybody."""
+    ride = engine(**(first | promise | {"scheduling_policy": policy}))
     for number, (length, most, wait, samples) in enumerate(asked):
         one = request(str(number), [number, *range(length)], most, arrival=ride.now, samples=samples)
         if fits(one, ride):

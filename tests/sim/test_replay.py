@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from taped import Tape
 from virtual import request
 
-from chairlift.core.config import EngineConfig
+from chairlift.core.config import KV_LAYOUTS, EngineConfig
 from chairlift.core.errors import NeverFits, RecordError, Unavailable
 from chairlift.core.events import End, Told
 from chairlift.core.types import Limits, Plan, Result, Stopping, choice_id
@@ -88,6 +88,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         max_num_seqs=seqs,
         max_num_batched_tokens=draw(st.integers(seqs, 40)),
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        kv_layout=draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
         preset=draw(st.sampled_from(["continuous", "continuous", *PRESETS])),
         scheduling_policy=draw(st.sampled_from(sorted(ORDERS))),
         split=draw(st.sampled_from(sorted(SPLITS))),

@@ -28,6 +28,7 @@ def cpu_executor(
     max_tokens: int = 512,
     max_rows: int = 16,
     options: CpuOptions | None = None,
+    contiguous: bool = False,
 ) -> Iterator[CpuExecutor]:
     """Exact and on one thread unless `options` say something else; closed at the end."""
     executor = CpuExecutor.load(
@@ -39,6 +40,7 @@ def cpu_executor(
         max_rows=max_rows,
         options=options or EXACT,
         cache=OBJECTS,
+        contiguous=contiguous,
     )
     try:
         yield executor

@@ -26,4 +26,9 @@ def config(**changes: int | float | str | bool | None) -> EngineConfig:
 
 def ride(next_token: Callable[[tuple[int, ...]], int] = NEXT, **changes: int | float | str | bool | None) -> Ride:
     settings = config(**changes)
-    return Ride(EngineCore(settings, ShadowExecutor(settings.num_blocks, settings.block_size, next_token)))
+    return Ride(EngineCore(settings, shadow(settings, next_token)))
+
+
+def shadow(settings: EngineConfig, next_token: Callable[[tuple[int, ...]], int] = NEXT) -> ShadowExecutor:
+    contiguous = settings.kv_layout == "contiguous"
+    return ShadowExecutor(settings.num_blocks, settings.block_size, next_token, contiguous=contiguous)

@@ -46,10 +46,13 @@ class ShadowExecutor:
     """Draws `next_token(prefix)`, where the prefix is read back from the shadow KV store through the row's block table.
 
     Every position that attention would read must have been written by this very prefix, and the history of a draw that has
-    one must be that prefix as well: anything else is an AssertionError.
+    one must be that prefix as well: anything else is an AssertionError. If `contiguous`, only the table's first entry is read.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int]) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int], *, contiguous: bool = False
+    ) -> None:
+        self.contiguous = contiguous
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.next_token = next_token
@@ -95,7 +98,9 @@ class ShadowExecutor:
         return Row(work.seq_id, tokens, logprobs)
 
     def _place(self, work: Work, position: int) -> tuple[int, int]:
-        block = work.blocks[position // self.block_size]
+        number = position // self.block_size
+        assert number < len(work.blocks)
+        block = work.blocks[0] + number if self.contiguous else work.blocks[number]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
 

@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from chairlift.cache.check import check
+from chairlift.cache.check import check, check_runs
 from chairlift.core.events import Step
 from chairlift.core.types import Finish, Limits, Output, Request, Sampling, Stopping
 from chairlift.engine.core import End, EngineCore, Submit
+from chairlift.schedule.layouts import Contiguous
 
 GREEDY = Sampling(temperature=0.0)
 UNLIMITED = Limits()
@@ -72,6 +73,8 @@ class Ride:
         assert not (step.plan.preempted and step.admitted), "no admission in a step that preempted"
         scheduler = self.core.scheduler
         check(scheduler.pool, scheduler.index, scheduler.sequences, scheduler.config.block_size)
+        if isinstance(scheduler._memory, Contiguous):
+            check_runs(scheduler._memory.runs, scheduler.pool, scheduler.sequences)
         return step
 
     def take(self, output: Output) -> None:

@@ -1,10 +1,12 @@
-"""What must always hold between pool, index and sequences. For tests: it costs a walk over everything."""
+"""What must always hold between pool, index, runs and sequences. For tests: it costs a walk over everything."""
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import groupby
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import PrefixIndex
+from chairlift.cache.runs import FreeRuns
 from chairlift.core.types import Sequence
 
 
@@ -21,3 +23,14 @@ def check(pool: BlockPool, index: PrefixIndex, sequences: Iterable[Sequence], bl
         assert sequence.computed <= len(sequence.blocks) * block_size, f"{sequence} computed more than its blocks hold"
         assert sequence.indexed * block_size <= sequence.computed, f"{sequence} indexed what is not computed"
     assert all(0 <= block < pool.total for block in index), "the index names a block that does not exist"
+
+
+def check_runs(runs: FreeRuns, pool: BlockPool, sequences: Iterable[Sequence]) -> None:
+    """Beside `check`, where every sequence has one run: AssertionError with the first thing that is wrong."""
+    for sequence in sequences:
+        blocks = sequence.blocks
+        assert list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)) if blocks else ()), f"{sequence} has no run"
+        assert all(pool.references(block) == 1 for block in blocks), f"{sequence} shares its run"
+    free = (block for block in range(pool.total) if pool.references(block) == 0)
+    expected = [[block for _, block in run] for _, run in groupby(enumerate(free), key=lambda pair: pair[1] - pair[0])]
+    assert [list(run) for run in runs] == expected, "the free runs are not what nobody holds, or are in pieces"

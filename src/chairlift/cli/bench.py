@@ -85,6 +85,7 @@ def engine(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which random tokens prompts are made of.")] = 0,
     max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
     block_size: options.BlockSize = DEFAULTS.block_size,
+    kv_layout: options.KvLayout = DEFAULTS.kv_layout,
     executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
     isa: options.Isa = AUTO,
@@ -116,6 +117,7 @@ def engine(
         max_num_seqs=max(workload.batches),
         max_num_batched_tokens=max(max_num_batched_tokens, *workload.batches),
         block_size=block_size,
+        kv_layout=kv_layout,
         executor=executor,
         threads=threads,
         isa=isa,
@@ -267,7 +269,8 @@ class Report:
         if self._spread is not None and self._spread > BUSY_SPREAD:
             console.print(f"before and after, that differed by {100 * self._spread:.0f} %: the machine was not idle")
         lengths = f"prompts of {self._workload.input_len} tokens, answers of {self._workload.output_len}"
-        console.print(f"{self._model}, {self._loaded.fit.computes.words}: {lengths}", markup=False, soft_wrap=True)
+        computes = f"{self._loaded.fit.computes.words}, {self._loaded.fit.config.kv_layout}"
+        console.print(f"{self._model}, {computes}: {lengths}", markup=False, soft_wrap=True)
         table = Table(box=None, pad_edge=False)
         for name in ("batch", "prefill\ntok/s", "decode\ntok/s", "ms a\nstep", "MB a\nstep", "GOP a\nstep"):
             table.add_column(name, justify="right")

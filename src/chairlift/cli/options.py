@@ -128,6 +128,13 @@ KvCacheDtype = Annotated[
         help="How keys and values are stored; auto: f16 where the processor converts it.",
     ),
 ]
+KvLayout = Annotated[
+    str,
+    typer.Option(
+        metavar="paged|contiguous",
+        help="Blocks as a request grows, or one run of blocks reserved for its longest answer, with no prefixes shared.",
+    ),
+]
 ChatTemplateFile = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),

@@ -126,6 +126,7 @@ def serve(
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Share the KV cache of equal beginnings of prompts.")
     ] = DEFAULTS.enable_prefix_caching,
+    kv_layout: options.KvLayout = DEFAULTS.kv_layout,
     preset: Annotated[
         str,
         typer.Option(metavar="NAME", help="How requests are batched: continuous, static, dynamic, ..."),
@@ -206,6 +207,7 @@ def serve(
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         enable_prefix_caching=enable_prefix_caching,
+        kv_layout=kv_layout,
         preset=preset,
         scheduling_policy=scheduling_policy,
         batch_wait_s=batch_wait,

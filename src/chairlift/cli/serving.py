@@ -36,6 +36,7 @@ SWITCH_S = 0.0005
 """
 
 
+ONE_RUN = "contiguous: every request reserves room for its longest answer, and prefixes are not shared"
 KEY_BITS = 256
 """Of the key that records are made unreadable with. It is forgotten with the process."""
 
@@ -143,6 +144,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"compute   {fit.computes.words}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
+        *([f"layout    {ONE_RUN}"] if fit.config.kv_layout == "contiguous" else []),
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
         *([] if asked.record is None else [f"record    {asked.record}"]),
         f"address   {address}/v1",

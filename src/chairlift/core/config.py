@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from chairlift.core.errors import ConfigError
 
+KV_LAYOUTS = ("paged", "contiguous")
+"""Blocks from anywhere as a request grows, or one run of neighbours that is reserved for all of it at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -21,6 +24,8 @@ class EngineConfig:
     max_num_queued_reqs: int = 256
     max_num_queued_tokens: int | None = None
     enable_prefix_caching: bool = True
+    """Of no effect where `kv_layout` is contiguous: a run has one owner (`shares_prefixes`)."""
+    kv_layout: str = "paged"
     preset: str = "continuous"
     scheduling_policy: str = "fair"
     """Who is first. With one class and one tenant the default is first come, first served."""
@@ -35,6 +40,11 @@ class EngineConfig:
     batch_wait_s: float = 0.05
     """How long dynamic batching waits for a group to fill."""
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Blocks of one request may serve others that begin alike."""
+        return self.enable_prefix_caching and self.kv_layout == "paged"
+
     def __post_init__(self) -> None:
         for name in (
             "max_model_len",
@@ -46,6 +56,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.kv_layout not in KV_LAYOUTS:
+            raise ConfigError(f"there is no KV layout {self.kv_layout!r:.40}; there are {', '.join(KV_LAYOUTS)}")
         if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:
             raise ConfigError(f"max_num_queued_tokens must be at least 1, not {self.max_num_queued_tokens}")
         if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:

@@ -30,7 +30,7 @@ class EngineCore:
     """One engine. `inbox` takes commands from any thread, in order; everything else belongs to the thread that steps."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        index = prefix_index(config.block_size, enabled=config.enable_prefix_caching)
+        index = prefix_index(config.block_size, enabled=config.shares_prefixes)
         self.scheduler = Scheduler(config, preset(config, index), index)
         self.inbox: deque[Command] = deque()
         self._executor = executor

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences, in blocks: reading and writing through a block table.
+"""The keys and values of all sequences, in blocks: reading and writing through a block table, or by the first block alone.
 
 Knows arrays and block numbers; who owns a block, and since when, is the scheduler's business.
 """
@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 class KVStore:
     """Keys and values [layers, blocks, block_size, kv_heads, head_dim] of every position that is cached.
 
-    Position p of a sequence lies in slot p % block_size of block number `blocks[p // block_size]`.
+    Position p of a sequence lies in slot p % block_size of block number `blocks[p // block_size]`. If `contiguous`, that is
+    `blocks[0] + p // block_size`: the blocks of a sequence are neighbours, and what it reads is a view of its one piece.
     """
 
-    def __init__(self, *, layers: int, num_blocks: int, block_size: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, *, layers: int, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, contiguous: bool = False
+    ) -> None:
+        self._contiguous = contiguous
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (layers, num_blocks, block_size, kv_heads, head_dim)
@@ -25,6 +29,9 @@ class KVStore:
 
     def slots(self, blocks: Sequence[int], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where positions of a sequence lie, counted in tokens from the start of the first block of the store."""
+        if self._contiguous:
+            assert blocks[-1] - blocks[0] + 1 == len(blocks), "blocks that are no run"
+            return blocks[0] * self.block_size + positions
         table = np.asarray(blocks, dtype=np.int64)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
@@ -41,8 +48,12 @@ class KVStore:
 
     def read(self, layer: int, blocks: Sequence[int], first: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Keys and values [end - first, kv_heads, head_dim] of positions `first` to `end` of a sequence."""
+        flat = (-1, *self._keys.shape[3:])
+        if self._contiguous:
+            base = blocks[0] * self.block_size
+            keys, values = (store[layer].reshape(flat)[base + first : base + end] for store in (self._keys, self._values))
+            return keys, values
         lowest = first // self.block_size
         table = np.asarray(blocks[lowest : -(-end // self.block_size)], dtype=np.int64)
         wanted = slice(first - lowest * self.block_size, end - lowest * self.block_size)
-        flat = (-1, *self._keys.shape[3:])
         return self._keys[layer][table].reshape(flat)[wanted], self._values[layer][table].reshape(flat)[wanted]

@@ -54,8 +54,10 @@ class ReferenceExecutor:
         *,
         num_blocks: int,
         block_size: int,
+        contiguous: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """If `contiguous`, the blocks of a row are always neighbours, and are read as one piece."""
         self._description = description
         self._tensors = parameters.tensors
         self._layers = tuple(parameters.layer(index) for index in range(len(description.layers)))
@@ -66,6 +68,7 @@ class ReferenceExecutor:
             block_size=block_size,
             kv_heads=description.kv_heads,
             head_dim=description.head_dim,
+            contiguous=contiguous,
         )
         self.cost = _cost(description, parameters)
         self.computed = (0.0, 0.0)
@@ -80,11 +83,12 @@ class ReferenceExecutor:
         *,
         num_blocks: int,
         block_size: int,
+        contiguous: bool = False,
         on_tensor: Callable[[int, int], None] | None = None,
     ) -> "ReferenceExecutor":
         """Reads all weights, which takes seconds, and builds an executor. `on_tensor(done, total)` follows the reading."""
         parameters = Parameters.read(description, weights, on_tensor=on_tensor)
-        return cls(description, parameters, num_blocks=num_blocks, block_size=block_size)
+        return cls(description, parameters, num_blocks=num_blocks, block_size=block_size, contiguous=contiguous)
 
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"

@@ -84,7 +84,7 @@ class _Families(Collector):
             "engine": ENGINE,
             "block_size": str(config.block_size),
             "num_gpu_blocks": str(config.num_blocks),
-            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "enable_prefix_caching": str(config.shares_prefixes),
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=list(facts))
         family.add_metric(list(facts.values()), 1)

@@ -46,6 +46,15 @@ class Reserve:
     def observe(self, past: Past) -> None: ...
 
 
+class Granted:
+    """Admits whoever fits. For memory in which one gets at once all that he may ever need, so that nobody grows."""
+
+    def admits(self, sequence: Sequence, need: int, pool: BlockPool, running: list[Sequence]) -> bool:  # noqa: ARG002
+        return pool.free >= need
+
+    def observe(self, past: Past) -> None: ...
+
+
 MOST_ANSWERS = 256
 """So many of the latest answers are looked back on."""
 

@@ -1,6 +1,7 @@
 """Which blocks a sequence holds: it takes, shares, fills and gives back. Knows pool and prefix index; decides nothing.
 
-Everything that changes `Sequence.blocks` is here, so that whoever asks for memory need not know where it comes from.
+Everything that changes `Sequence.blocks` is here, so that whoever asks for memory need not know where it comes from. This is
+the paged layout, one of two (`layouts`).
 """
 
 from collections import Counter
@@ -11,8 +12,8 @@ from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.types import Move, Sequence
 
 
-class Memory:
-    """The blocks of all sequences of one engine. Counts are of blocks unless they say tokens."""
+class Paged:
+    """Blocks from anywhere, one after another as a sequence grows, and shared by those that begin alike."""
 
     def __init__(self, pool: BlockPool, index: PrefixIndex) -> None:
         self.pool = pool
@@ -30,10 +31,11 @@ class Memory:
         """Tokens that it will miss when it has got on."""
         return len(sequence.tokens) - len(match.blocks) * self._size
 
-    def need(self, sequence: Sequence, match: Match) -> int:
+    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
         """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
-        return fresh + sum(self.pool.references(block) == 0 for block in match.blocks)
+        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
+        return fresh + revived - self.freed(leaving, match)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""

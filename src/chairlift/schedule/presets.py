@@ -6,7 +6,7 @@ from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.schedule.gates import Continuous, Group
-from chairlift.schedule.headrooms import Expected, Optimistic, Reserve
+from chairlift.schedule.headrooms import Expected, Granted, Optimistic, Reserve
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.orders import (
     AGING_S,
@@ -114,7 +114,7 @@ def preset(config: EngineConfig, index: PrefixIndex) -> Policy:
         gate=GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config),
         order=ORDERS[_known("scheduling policy", config.scheduling_policy, ORDERS)](config, index),
         split=_split(config),
-        headroom=HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config),
+        headroom=_headroom(config),
     )
 
 
@@ -122,6 +122,12 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
     if name not in names:
         raise ConfigError(f"there is no {kind} {name!r}; there are {', '.join(names)}")
     return name
+
+
+def _headroom(config: EngineConfig) -> Headroom:
+    """A contiguous run is all that its owner may ever need: whatever is asked for, that is as `reserve` would have it."""
+    named = HEADROOMS[_known("headroom", config.headroom, HEADROOMS)](config)
+    return Granted() if config.kv_layout == "contiguous" else named
 
 
 def _split(config: EngineConfig) -> Split:

@@ -10,7 +10,6 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
@@ -34,8 +33,8 @@ from chairlift.core.types import (
     choice_ids,
 )
 from chairlift.schedule import door, stopping
+from chairlift.schedule.layouts import LAYOUTS
 from chairlift.schedule.limits import TimeLimits
-from chairlift.schedule.memory import Memory
 from chairlift.schedule.policy import Past, Policy
 from chairlift.schedule.trials import Kind, Trials
 
@@ -51,9 +50,9 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, policy: Policy, index: PrefixIndex) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self._memory = LAYOUTS[config.kv_layout](config, index)
+        self.pool = self._memory.pool
         self.index = index
-        self._memory = Memory(self.pool, index)
         self.running: list[Sequence] = []
         """By rank. Whoever is here holds blocks for all tokens it has."""
         self._leading: dict[str, Sequence] = {}
@@ -285,7 +284,7 @@ class Scheduler:
         if sum(other.places for other in staying) + sequence.places > self.config.max_num_seqs:
             return False
         match = self._memory.match(sequence)
-        need = self._memory.need(sequence, match) - self._memory.freed(leaving, match)
+        need = self._memory.need(sequence, match, leaving)
         if leaving:
             need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in staying)
         return self._policy.headroom.admits(sequence, need, self.pool, staying)
@@ -432,7 +431,7 @@ class Scheduler:
         """One that has just been forked goes on if memory allows for it, as for anybody who gets on; otherwise it waits."""
         if sequence.running:
             others = [other for other in self.running if other is not sequence]
-            if not self._policy.headroom.admits(sequence, 0, self.pool, others):
+            if not sequence.blocks or not self._policy.headroom.admits(sequence, 0, self.pool, others):
                 self._preempt(sequence)
                 self._put_back.append(sequence.id)
 

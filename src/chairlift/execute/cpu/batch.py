@@ -27,7 +27,8 @@ PIECES_A_THREAD = 4
 class Batch:
     """One step after another: its arrays, which live until the next is filled in, and where the state says they are.
 
-    At most `max_tokens` tokens and `max_rows` drawing rows make a step.
+    At most `max_tokens` tokens and `max_rows` drawing rows make a step. If `contiguous`, the blocks of each row are neighbours,
+    and no tables are written.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Batch:
         heads: int,
         kv_heads: int,
         threads: int,
+        contiguous: bool = False,
     ) -> None:
         self._state = state
+        self._contiguous = contiguous
         self._max_tokens, self._max_rows = max_tokens, max_rows
         self._vocab, self._num_blocks, self._block_size = vocab, num_blocks, block_size
         self._tile = max(1, MAX_ROWS // (heads // kv_heads))
@@ -55,7 +58,7 @@ class Batch:
     def fill(self, work: Sequence[Work]) -> int:
         """Describes a step of at least one row. The highest position in it."""
         # All padded rows write to the same blocks, one over the other, as nobody reads what they computed.
-        tables = self._pad_blocks[:] if any(row.pad for row in work) else array("i")
+        tables = self._pad_blocks[:] if not self._contiguous and any(row.pad for row in work) else array("i")
         pads = len(tables)
         tokens = array("i")
         positions, slots, last = array("q"), array("q"), array("q")
@@ -66,7 +69,13 @@ class Batch:
             assert count > 0, f"{row.seq_id}: a row without tokens"
             blocks, start = (self._pad_blocks, 0) if row.pad else (row.blocks, row.start)
             assert start + count <= len(blocks) * size, f"{row.seq_id}: too few blocks"
-            table = 0 if row.pad else len(tables)
+            if self._contiguous:
+                table = self._run(row.seq_id, blocks, row.pad)
+            elif row.pad:
+                table = 0
+            else:
+                table = len(tables)
+                tables.extend(blocks)
             if count == 1:
                 # What the two calls below come to for the next token of an answer, which most rows are.
                 positions.append(start)
@@ -77,8 +86,6 @@ class Batch:
                 self._place(positions, slots, blocks, start, count)
                 self._split(items, len(tokens), start, count, table)
             tokens.extend(row.tokens)
-            if not row.pad:
-                tables.extend(blocks)
             highest = max(highest, start + count - 1)
             if row.draws and not row.pad:
                 last.append(len(tokens) - 1)
@@ -103,6 +110,13 @@ class Batch:
         self._state.set(tokens=len(tokens), drawing=len(last), items=len(items))
         self._state.set(**{name: content.buffer_info()[0] for name, content in self._arrays.items()})
         return highest
+
+    def _run(self, seq_id: str, blocks: "array[int]", pad: bool) -> int:
+        """The first block, which is all that is read of them."""
+        first, last = blocks[0], blocks[-1]
+        assert last - first + 1 == len(blocks), f"{seq_id}: its blocks are no run"
+        assert pad or 0 <= first <= last < self._num_blocks, f"{seq_id}: a block that is not there"
+        return first
 
     def _place(self, positions: "array[int]", slots: "array[int]", blocks: "array[int]", start: int, count: int) -> None:
         """Positions and their slots, block by block."""

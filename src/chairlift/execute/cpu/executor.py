@@ -78,17 +78,19 @@ class CpuExecutor:
         cache: Path | None = None,
         on_compile: Callable[[], None] | None = None,
         on_tensor: Callable[[int, int], None] | None = None,
+        contiguous: bool = False,
     ) -> "CpuExecutor":
         """Compiles (if `cache` does not have it yet), reads all weights, starts the threads.
 
         `max_tokens` and `max_rows` are the tokens and the drawing rows of the largest step there will be. `on_tensor(done,
-        total)` is called once everything is compiled, and follows the reading.
+        total)` is called once everything is compiled, and follows the reading. If `contiguous`, the blocks of a row are always
+        a run, and are read as one piece.
         """
         options = options or CpuOptions()
         check(description, block_size=block_size, options=options)
         host = native.Host.detect()
         choice = decide(options, host)
-        code = native.load(choice.isa, host, cache=cache, on_compile=on_compile)
+        code = native.load(choice.isa, host, cache=cache, on_compile=on_compile, contiguous=contiguous)
         packed = Loader(
             description,
             weights,
@@ -130,6 +132,7 @@ class CpuExecutor:
             heads=description.heads,
             kv_heads=description.kv_heads,
             threads=choice.threads,
+            contiguous=contiguous,
         )
         cost = packed_cost(description, packed, kv)
         return cls(description, pool=pool, program=program, arena=arena, kv=kv, batch=batch, isa=choice.isa, cost=cost)

@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 
 from chairlift.execute.cpu.isa import Isa
 
-KEPT = 6
+KEPT = 10
 """Object files that stay in the cache; the ones used longest ago go first."""
 MAX_OBJECT_BYTES = 64 << 20
 _DIGEST_BYTES = 32
@@ -71,28 +71,32 @@ class Native:
         return {name: self.entry(name, words) for name, words in _ENTRIES.items()}
 
 
-def load(isa: Isa, host: Host, *, cache: Path | None, on_compile: Callable[[], None] | None = None) -> Native:
+def load(
+    isa: Isa, host: Host, *, cache: Path | None, on_compile: Callable[[], None] | None = None, contiguous: bool = False
+) -> Native:
     """Machine code for one instruction set, out of the cache if it is there. `on_compile` is called before it is compiled.
+
+    `contiguous` is the form of attention (`kernels.build`).
 
     A cache that cannot be used (not writable, or open to others) is left alone, and the code is compiled for this process only.
     """
     store = ObjectStore(cache) if cache is not None else None
-    name = key(isa, host)
+    name = key(isa, host, contiguous=contiguous)
     code = store.read(name) if store is not None else None
     if code is None:
         if on_compile is not None:
             on_compile()
-        code = compile_code(isa, host)
+        code = compile_code(isa, host, contiguous=contiguous)
         if store is not None:
             store.write(name, code)
     return link(code, host)
 
 
-def compile_code(isa: Isa, host: Host, *, emulate: bool = False) -> bytes:
+def compile_code(isa: Isa, host: Host, *, emulate: bool = False, contiguous: bool = False) -> bytes:
     """An object file. Takes seconds."""
     from chairlift.execute.cpu.kernels import build
 
-    module = build.module_for(build.target_of(isa, host.triple, emulate=emulate), host.triple)
+    module = build.module_for(build.target_of(isa, host.triple, emulate=emulate), host.triple, contiguous=contiguous)
     return build.compile_object(module, cpu=host.cpu, features=host.feature_text)
 
 
@@ -110,15 +114,16 @@ def link(code: bytes, host: Host) -> Native:
     return Native(engine)
 
 
-def key(isa: Isa, host: Host, *, sources: Path = SOURCES) -> str:
-    """Differs whenever the machine code would: by the sources of the kernels, the versions, and the processor."""
+def key(isa: Isa, host: Host, *, contiguous: bool = False, sources: Path = SOURCES) -> str:
+    """Differs whenever the machine code would: by the sources of the kernels, their form, the versions, and the processor."""
     digest = hashlib.sha256()
     for path in sorted([*(sources / name for name in SHARED_SOURCES), *sources.glob("kernels/*.py")]):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(sources)} {len(content)}\n".encode())
         digest.update(content)
     versions = (llvmlite.__version__, str(llvm.llvm_version_info), platform.python_version())
-    for part in (*versions, isa, host.triple, host.cpu, host.feature_text):
+    layout = "contiguous" if contiguous else "paged"
+    for part in (*versions, isa, layout, host.triple, host.cpu, host.feature_text):
         digest.update(f"\n{part}".encode())
     return digest.hexdigest()[:40]
 

@@ -121,8 +121,9 @@ OPERANDS = {
 WORK_ITEM = ("token", "position", "tokens", "table", "first", "segments", "partial", "parts")
 """A piece of attention: `tokens` query positions from `position` on, whose queries begin at row `token`.
 
-`table` is where its blocks begin in the list of all block numbers. The segments from `first` to `first + segments - 1` are
-read. `partial` is -1, or the place of the first of `parts` results that are to be joined: one for each segment of a position.
+`table` is where its blocks begin in the list of all block numbers; where all are runs, it is the first of them. The segments
+from `first` to `first + segments - 1` are read. `partial` is -1, or the place of the first of `parts` results that are to be
+joined: one for each segment of a position.
 """
 
 DRAW = (

@@ -1,11 +1,12 @@
-"""Attention over the paged cache: one algorithm for every position, whether of a prompt or of an answer.
+"""Attention over the cache, paged or contiguous: one algorithm for every position, whether of a prompt or of an answer.
 
 For one query: chunks of 64 positions, counted from absolute position 0, each with its largest score, in ascending order within
 a segment of 1,024; segments one after another in ascending order ("online softmax", Milakov and Gimelshein, 2018). How many
 queries go together, who computes a segment, and what else is in the batch changes no bit of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from chairlift.execute.cpu.kernels import numbers
 from chairlift.execute.cpu.kernels.emit import F32, I32, I64, Function, Module, Value, vector
@@ -37,7 +38,8 @@ TOTAL_WEIGHT_AT = TOTAL_LARGEST_AT + MAX_ROWS * 4
 TOTAL_MIXED_AT = TOTAL_WEIGHT_AT + MAX_ROWS * 4
 QUERIES_AT = TOTAL_MIXED_AT + MAX_ROWS * MAX_HEAD * 4
 PLACES_AT = QUERIES_AT + MAX_ROWS * 8
-SCRATCH_BYTES = PLACES_AT + 2 * (CHUNK // LANES) * 8
+_LIST = (CHUNK // LANES) * 8
+SCRATCH_BYTES = PLACES_AT + 2 * _LIST
 
 
 class _Item:
@@ -62,15 +64,62 @@ class _Item:
     parts: Value
 
 
-def add_attention(module: Module, target: Target, kinds: Sequence[str]) -> list[str]:
+class Way(Protocol):
+    """How it is known where positions lie. The 16 of a place lie side by side; places of a head are counted in the cache."""
+
+    def find(self, f: Function, op: Operands, item: _Item, chunk: Value, half: int) -> None:
+        """Leaves in the scratch where the places of a chunk are that begins at this position.
+
+        The first half is for the chunk that is computed, the second for the one whose keys are asked for meanwhile.
+        """
+        ...
+
+    def numbers(self, f: Function, scratch: Value, half: int = 0) -> Callable[[Value], Value]:
+        """The numbers of the chunk's places, by what was left."""
+        ...
+
+
+class Paged:
+    """Through the row's table of blocks: a list of four numbers for each chunk."""
+
+    def find(self, f: Function, op: Operands, item: _Item, chunk: Value, half: int) -> None:
+        """What lies behind the last position is a second name of it: nothing there is used."""
+        with f.loop(0, CHUNK // LANES) as place:
+            position = f.signed_min(chunk + place * LANES, item.last)
+            block = f.load(I32, item.block_table + (position // op.block_size) * 4).to(I64)
+            sub = block * (op.block_size // LANES) + (position % op.block_size) // LANES
+            f.store(sub * op.kv_heads + item.head, op.scratch + PLACES_AT + half * _LIST + place * 8)
+
+    def numbers(self, f: Function, scratch: Value, half: int = 0) -> Callable[[Value], Value]:
+        return lambda place: f.load(I64, scratch + PLACES_AT + half * _LIST + place * 8)
+
+
+class Contiguous:
+    """By the first block of the row's run, and nothing else: the first number, and the distance from one to the next."""
+
+    def find(self, f: Function, op: Operands, item: _Item, chunk: Value, half: int) -> None:
+        """Behind the last position may be another's run, or nothing at all: only what asks ahead of time looks there."""
+        place = item.table * (op.block_size // LANES) + chunk // LANES
+        f.store(place * op.kv_heads + item.head, op.scratch + PLACES_AT + half * _LIST)
+        f.store(op.kv_heads, op.scratch + PLACES_AT + half * _LIST + 8)
+
+    def numbers(self, f: Function, scratch: Value, half: int = 0) -> Callable[[Value], Value]:
+        at = scratch + PLACES_AT + half * _LIST
+        first, distance = f.load(I64, at), f.load(I64, at + 8)
+        return lambda place: first + place * distance
+
+
+def add_attention(module: Module, target: Target, kinds: Sequence[str], way: Way) -> list[str]:
     """The instruction for each kind of cache; their names."""
-    weigh, join, rescale = _weigh(module), _join(module), _rescale(module)
-    return [_attend(module, target, kv, weigh, join, rescale if kv == "int8" else None) for kv in kinds]
+    weigh, join, rescale = _weigh(module), _join(module), _rescale(module, way)
+    return [_attend(module, target, way, kv, weigh, join, rescale if kv == "int8" else None) for kv in kinds]
 
 
-def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Function, rescale: Function | None) -> str:
-    scores = {rows: _scores(module, target, kv, rows) for rows in range(1, target.shape.float_rows + 1)}
-    mix = {rows: _mix(module, target, kv, rows) for rows in range(1, target.shape.float_rows + 1)}
+def _attend(
+    module: Module, target: Target, way: Way, kv: str, weigh: Function, join: Function, rescale: Function | None
+) -> str:
+    scores = {rows: _scores(module, target, way, kv, rows) for rows in range(1, target.shape.float_rows + 1)}
+    mix = {rows: _mix(module, target, way, kv, rows) for rows in range(1, target.shape.float_rows + 1)}
     name = f"attend_{kv}"
     f = module.function(name, [I64, I64, I64], public=True)
     op = Operands(f, "attend")
@@ -83,7 +132,7 @@ def _attend(module: Module, target: Target, kv: str, weigh: Function, join: Func
         _clear_totals(f, op, item)
         first = f.signed_max(item.first, _lowest(f, op, item) // SEGMENT)
         with f.loop(first, item.first + item.segments) as segment:
-            _segment(f, op, item, coming, segment, scores, mix, weigh, rescale)
+            _segment(f, op, way, item, coming, segment, scores, mix, weigh, rescale)
             with f.loop(0, item.rows) as row:
                 largest, weights, mixed = _parts(op.scratch, row)
                 f.store(f.fold(f.load(_V, weights), lambda a, b: a + b), weights)
@@ -163,6 +212,7 @@ def _clear(f: Function, largest: Value, mixed: Value, padded: Value) -> None:
 def _segment(
     f: Function,
     op: Operands,
+    way: Way,
     item: _Item,
     coming: _Item,
     segment: Value,
@@ -182,12 +232,12 @@ def _segment(
     with f.loop((lowest // CHUNK) * CHUNK, end, CHUNK) as chunk:
         count = f.signed_min(end - chunk, f.whole(CHUNK))
         places = (count + (LANES - 1)) // LANES
-        _find_places(f, op, item, chunk, 0)
+        way.find(f, op, item, chunk, 0)
         with f.either(chunk + CHUNK <= item.last) as (more, done):
             with more:
-                _find_places(f, op, item, chunk + CHUNK, 1)
+                way.find(f, op, item, chunk + CHUNK, 1)
             with done:
-                _find_places(f, op, coming, _first_chunk(f, op, coming), 1)
+                way.find(f, op, coming, _first_chunk(f, op, coming), 1)
         _by_rows(f, op, item, scores, places)
         with f.loop(0, item.rows) as row:
             here = item.position + row // op.queries_a_key
@@ -195,7 +245,7 @@ def _segment(
             at = op.scratch + SCORES_AT + row * (4 * CHUNK)
             f.call(weigh.ir, at, places, low, here - chunk, *_parts(op.scratch, row), op.padded)
             if rescale is not None:
-                f.call(rescale.ir, at, places, op.scratch + PLACES_AT, op.value_scales)
+                f.call(rescale.ir, at, places, op.scratch, op.value_scales)
         _by_rows(f, op, item, mix, count)
 
 
@@ -208,19 +258,6 @@ def _lowest(f: Function, op: Operands, item: _Item) -> Value:
 def _first_chunk(f: Function, op: Operands, item: _Item) -> Value:
     lowest = f.signed_max(_lowest(f, op, item), item.first * SEGMENT)
     return (lowest // CHUNK) * CHUNK
-
-
-def _find_places(f: Function, op: Operands, item: _Item, chunk: Value, half: int) -> None:
-    """Where the 16 positions of each place of a chunk lie in the cache, counted in places of one head.
-
-    The first half of the list is the chunk that is computed, the second the one whose keys are asked for meanwhile. What lies
-    behind the last position is a second name of it: nothing there is used.
-    """
-    with f.loop(0, CHUNK // LANES) as place:
-        position = f.signed_min(chunk + place * LANES, item.last)
-        block = f.load(I32, item.block_table + (position // op.block_size) * 4).to(I64)
-        sub = block * (op.block_size // LANES) + (position % op.block_size) // LANES
-        f.store(sub * op.kv_heads + item.head, op.scratch + PLACES_AT + half * (CHUNK // LANES * 8) + place * 8)
 
 
 def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function], extent: Value) -> None:
@@ -242,14 +279,15 @@ def _by_rows(f: Function, op: Operands, item: _Item, kernels: dict[int, Function
 _KERNEL = [I64] * 7
 
 
-def _scores(module: Module, target: Target, kv: str, rows: int) -> Function:
+def _scores(module: Module, target: Target, way: Way, kv: str, rows: int) -> Function:
     """Products of `rows` queries with the keys of each place, element by element in ascending order."""
     f = module.function(f"scores_{kv}_{rows}", _KERNEL)
     scratch, row, places, keys, values, scales, padded = f.arguments
     size = KV_BYTES[kv]
+    numbered = way.numbers(f, scratch)
     queries = [f.load(I64, scratch + QUERIES_AT + (row + m) * 8) for m in range(rows)]
     with f.loop(0, places) as place:
-        number = f.load(I64, scratch + PLACES_AT + place * 8)
+        number = numbered(place)
         start = number * (padded * (LANES * size))
         at = keys + start
         sums = [f.var(f.number(_V, 0.0)) for _ in range(rows)]
@@ -306,18 +344,19 @@ def _weigh(module: Module) -> Function:
     return f
 
 
-def _rescale(module: Module) -> Function:
-    """Multiplies a row's weights of a chunk by the steps of the values: (weights, places, list of places, steps)."""
+def _rescale(module: Module, way: Way) -> Function:
+    """Multiplies a row's weights of a chunk by the steps of the values: (weights, places, scratch, steps)."""
     f = module.function("rescale", [I64] * 4)
-    weights, places, numbered, scales = f.arguments
+    weights, places, scratch, scales = f.arguments
+    numbered = way.numbers(f, scratch)
     with f.loop(0, places) as place:
         at = weights + place * (4 * LANES)
-        f.store(f.load(_V, at) * f.load(_V, scales + f.load(I64, numbered + place * 8) * (4 * LANES)), at)
+        f.store(f.load(_V, at) * f.load(_V, scales + numbered(place) * (4 * LANES)), at)
     f.ret()
     return f
 
 
-def _mix(module: Module, target: Target, kv: str, rows: int) -> Function:
+def _mix(module: Module, target: Target, way: Way, kv: str, rows: int) -> Function:
     """Adds the values of a chunk by their weights, position by position in ascending order. `count` positions are read."""
     f = module.function(f"mix_{kv}_{rows}", _KERNEL)
     scratch, row, count, keys, values, _, padded = f.arguments
@@ -325,12 +364,12 @@ def _mix(module: Module, target: Target, kv: str, rows: int) -> Function:
     place_bytes = padded * (LANES * size)
     weights = [scratch + SCORES_AT + (row + m) * (4 * CHUNK) for m in range(rows)]
     mixed = [scratch + MIXED_AT + (row + m) * (4 * MAX_HEAD) for m in range(rows)]
+    numbered, coming = way.numbers(f, scratch), way.numbers(f, scratch, half=1)
     with f.loop(0, padded, LANES) as d:
         sums = [f.var(f.load(_V, at + d * 4)) for at in mixed]
         with f.loop(0, count, LANES) as first:
-            place = scratch + PLACES_AT + first // LANES * 8
-            start = values + f.load(I64, place) * place_bytes + d * size
-            ahead = keys + f.load(I64, place + CHUNK // LANES * 8) * place_bytes + d * size
+            start = values + numbered(first // LANES) * place_bytes + d * size
+            ahead = keys + coming(first // LANES) * place_bytes + d * size
             with f.loop(0, f.signed_min(count - first, f.whole(LANES))) as position:
                 f.prefetch(ahead + position * padded * size)
                 value = numbers.load_float(f, kv, LANES, start + position * padded * size, native=target.native_halves)

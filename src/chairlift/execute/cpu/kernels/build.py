@@ -31,12 +31,14 @@ def target_of(isa: Isa, triple: str, *, emulate: bool = False) -> Target:
     return Target(isa, shape, dots, native_halves=isa != "portable", pause=pause, clock=clock)
 
 
-def module_for(target: Target, triple: str) -> Module:
+def module_for(target: Target, triple: str, *, contiguous: bool) -> Module:
+    """`contiguous`: attention finds keys and values by the first block of a row instead of through its table of blocks."""
     module = Module(triple)
+    way = attention.Contiguous() if contiguous else attention.Paged()
     names = [gemm.add_gemm(module, target, form) for form in FORMATS]
     names += [pointwise.add_embed(module, target, form) for form in FORMATS]
     names += [pointwise.add_rotary(module, target, kv) for kv in KV_KINDS]
-    names += attention.add_attention(module, target, KV_KINDS)
+    names += attention.add_attention(module, target, KV_KINDS, way)
     finish = pointwise.add_round_row(module)
     names += [pointwise.add_activate(module, kind, finish) for kind in pointwise.ACTIVATIONS]
     names += [pointwise.add_norm(module, finish), pointwise.add_quantise(module, finish), sampling.add_sample(module)]
