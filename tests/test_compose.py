@@ -81,6 +81,10 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
         "max_num_seqs": 3,
         "preset": "dynamic",
         "batch_wait_s": 0.2,
+        "split": "whole",
+        "headroom": "reserve",
+        "itl_target_s": 0.1,
+        "tenant_weights": (("name:a", 3.0),),
         "enable_prefix_caching": False,
         "kv_layout": "contiguous",
     }

@@ -28,6 +28,10 @@ class EngineOptions:
     preset: str = DEFAULTS.preset
     scheduling_policy: str = DEFAULTS.scheduling_policy
     batch_wait_s: float = DEFAULTS.batch_wait_s
+    split: str = DEFAULTS.split
+    headroom: str = DEFAULTS.headroom
+    itl_target_s: float | None = DEFAULTS.itl_target_s
+    tenant_weights: tuple[tuple[str, float], ...] = DEFAULTS.tenant_weights
     executor: str = DEFAULT_EXECUTOR
     threads: int | None = None
     isa: str = AUTO

@@ -46,16 +46,42 @@ def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--preset", "none"), "'none' is none of continuous, static"),
+        (("--scheduling-policy", "none"), "'none' is none of fcfs, priority, fair"),
+        (("--split", "half"), "'half' is none of chunked, whole, balanced"),
+        (("--headroom", "none"), "'none' is none of optimistic, reserve, expected"),
+        (("--itl-target-ms", "0"), "must be above 0"),
+        (("--batch-wait-ms", "-1"), "is not a number of milliseconds"),
+        (("--max-priority", "101"), "100"),
+        (("--tenant-header", "a b"), "cannot be the name of a header"),
+        (("--trusted-proxy", "10.0.0.1/8"), "no network like 10.1.0.0/16"),
+        (("--tenant-weight", "sesame"), "as in NAME=3"),
+        (("--slo-class", "chat=fast"), "like chat=500,50"),
+    ],
+)
+def test_a_flag_that_cannot_be_read_says_so_at_the_end(
+    flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code("serve", *flags) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert reason in last
+    assert "sesame" not in last
+
+
+@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (("serve", "--tenant-header", "X-Tenant"), "need each other"),
+        (("serve", "--api-key", "k", "--tenant-weight", "other=2"), "with API keys a tenant_weight is for one of them"),
         (("run", "nosuchmodel", "hi"), "is no known model"),
         (("check", "./missing.gguf"), "there is no such file"),
         (("check", "dummy:tiny", "--max-model-len", "1M"), "more than the 4096 tokens"),
         (("run", "dummy:tiny", "hi", "--chat-template", "missing.jinja"), "No such file"),
         (("run", "dummy:tiny", "hi", "--chat-template", "broken.jinja"), "the chat template is broken"),
         (("models", "--fetch", "nosuchmodel"), "is no known model"),
-        (("serve", "--preset", "none"), "there is no preset"),
-        (("serve", "--scheduling-policy", "none"), "there is no scheduling policy"),
         (("serve", "--config", "missing.yaml"), "No such file"),
         (("run", "dummy:tiny", "x" * 5000, *PLAIN), "maximum context length"),
         (("serve", "--executor", "abacus"), "there is no executor 'abacus'; there are cpu, reference"),

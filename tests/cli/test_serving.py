@@ -4,6 +4,7 @@ import signal
 import socket
 from collections.abc import Generator
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import httpx
@@ -26,9 +27,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     config = tmp_path_factory.mktemp("serve") / "chairlift.yaml"
     config.write_text(
         "model: dummy:tiny\nport: 1\nmax-model-len: 1k\nquantization: none\nthreads: 1\nserved-model-name: [first, second]\n"
+        "scheduling-policy: deadline\nslo-class: ['chat=500,50', report=60000]\ntenant-weight: [sesame=3]\nsplit: balanced\n"
+        "headroom: expected\nitl-target-ms: 40\nmax-priority: 2\nbatch-wait-ms: 10\n"
     )
     with chairlift("serve", "--config", str(config), "--port", "0", CHAIRLIFT_API_KEY="sesame") as process:
         assert "1 thread, weights as floating-point numbers" in until(process, "compute")
+        said = "deadline; a tenant is an API key; priorities from -2 to 100; slo_class: chat, report"
+        assert until(process, "order").split(maxsplit=1)[1] == said
         yield address(until(process, "address"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0
@@ -58,6 +63,29 @@ def test_a_chat_is_answered(server: str) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
     answer = httpx.post(f"{server}/v1/chat/completions", json=body, headers={"Authorization": "Bearer sesame"})
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_class_of_the_configuration_file_may_be_asked_for(server: str) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "slo_class": "report", "priority": -9, "deadline_ms": 100}
+    for name, status in (("report", 200), ("gold", 400)):
+        asked = body | {"slo_class": name}
+        answer = httpx.post(f"{server}/v1/completions", json=asked, headers={"Authorization": "Bearer sesame"})
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Settings(), "fair; a tenant is a request's `user`; priorities from -100 to 100"),
+        (
+            Settings(tenant_header="X-Tenant", trusted_proxies=(ip_network("10.0.0.0/8"),)),
+            "fair; a tenant is what 10.0.0.0/8 put into X-Tenant; priorities from 0 to 100",
+        ),
+    ],
+)
+def test_the_terminal_says_who_shares(settings: Settings, said: str) -> None:
+    lines = banner(scripted(), Asked("m", "127.0.0.1", 8000, (), None, EngineOptions(), settings), "http://127.0.0.1:8000")
+    assert f"order     {said}" in lines
 
 
 def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:

@@ -156,6 +156,24 @@ def test_a_waiting_request_that_leaves_never_starts():
     assert (engine.work_of("b"), engine.endings["b"]) == ([], ["abort"])
 
 
+def test_requests_that_leave_a_full_pools_queue_let_go_of_the_prefix_that_they_share():
+    engine = ride(num_blocks=16)
+    engine.submit(request("holder", range(56), 8))
+    for _ in range(4):
+        engine.step()
+    for start in (0, 34, 68):
+        names = [f"b{number}" for number in range(start, start + 34)]
+        engine.submit(*(request(name, [*range(40), *range(100, 120)]) for name in names))
+        engine.step()
+        assert states(engine) == (1, 34)
+        for name in names:
+            engine.end(name)
+        engine.step()
+        assert states(engine) == (1, 0)
+    engine.run()
+    assert engine.free_again
+
+
 def test_leaving_in_mid_prefill_computes_no_further_chunk():
     engine = ride(num_blocks=100, max_model_len=256)
     engine.submit(request("a", range(200)))

@@ -76,21 +76,62 @@ def test_a_preempted_request_lifts_nobody():
 
 def test_only_so_many_idle_tenants_are_remembered():
     ledger = Ledger()
-    everybody = [sequence(f"t{number}") for number in range(shares.MAX_IDLE_TENANTS + 10)]
+    everybody = [sequence(f"t{number}") for number in range(shares.MAX_TENANTS + 10)]
     for cost, one in enumerate(everybody):
         ledger.wait(one)
         ledger.leave(one)
         ledger.charge(one.request.tenant, prompt=1 + cost)
     ledger.observe(finished(*everybody))
-    assert ledger.tenants == shares.MAX_IDLE_TENANTS
+    assert ledger.tenants == shares.MAX_TENANTS
     assert ledger.counter("t0") == 0 < ledger.counter("t10")
 
 
 def test_tenants_with_requests_in_flight_are_never_forgotten():
     ledger = Ledger()
-    everybody = [sequence(f"t{number}") for number in range(shares.MAX_IDLE_TENANTS + 10)]
+    everybody = [sequence(f"t{number}") for number in range(shares.MAX_TENANTS + 10)]
     for one in everybody:
         ledger.wait(one)
         ledger.charge(one.request.tenant, prompt=1)
     ledger.observe(finished(everybody[-1]))
-    assert ledger.tenants == len(everybody)
+    assert ledger.tenants == len(everybody) - 1
+
+
+def arriving(tenant: str, arrival: float) -> Sequence:
+    return Sequence(request(tenant, [1], tenant=tenant, arrival=arrival))
+
+
+def test_idle_tenants_are_forgotten_after_a_time():
+    ledger = Ledger()
+    early = arriving("early", 0.0)
+    ledger.wait(early)
+    ledger.leave(early)
+    ledger.charge("early", prompt=50)
+    ledger.observe(finished(early))
+    ledger.wait(arriving("b", shares.IDLE_S))
+    assert ledger.counter("early") == 50
+    ledger.wait(arriving("c", shares.IDLE_S + 1))
+    assert ledger.counter("early") == 0
+    assert ledger.tenants == 2
+
+
+def test_whoever_comes_back_in_time_is_remembered():
+    ledger = Ledger()
+    for arrival in (0.0, 0.9 * shares.IDLE_S, 1.8 * shares.IDLE_S):
+        one = arriving("a", arrival)
+        ledger.wait(one)
+        ledger.leave(one)
+        ledger.charge("a", prompt=50)
+        ledger.observe(finished(one))
+    assert ledger.counter("a") == 150
+
+
+def test_whoever_is_served_for_long_is_not_idle():
+    ledger = Ledger()
+    one = arriving("a", 0.0)
+    ledger.wait(one)
+    ledger.leave(one)
+    ledger.charge("a", prompt=50)
+    ledger.wait(arriving("b", 10 * shares.IDLE_S))
+    ledger.observe(finished(one))
+    ledger.wait(arriving("c", 10.5 * shares.IDLE_S))
+    assert ledger.counter("a") == 50

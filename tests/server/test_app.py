@@ -5,11 +5,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import httpx
 import pytest
 import tiny
-from tiny import Server, serving
+from executors import solo
+from tiny import GatedExecutor, Server, serving
 
 from chairlift import __version__
 from chairlift.server.app import create_app
@@ -158,6 +160,25 @@ async def test_names_are_not_sent_back_by_default(server: Server) -> None:
 async def test_a_name_that_a_client_gives_is_that_of_its_answer(settings: Settings) -> None:
     async with serving(settings=settings) as server:
         assert (await _named(server, "mine")).json()["id"] == "chatcmpl-mine"
+
+
+async def test_two_requests_of_one_name_are_answered_apart_and_the_name_may_be_used_again() -> None:
+    async with serving(executor=GatedExecutor) as server:
+        assert isinstance(server.executor, GatedExecutor)
+        bodies = [{"prompt": prompt, "max_tokens": 50, "request_id": "mine"} for prompt in ("a\n", "bb\n", "a\n")]
+        ask = partial(server.post, "/v1/completions", headers={"x-request-id": "mine"})
+        together = [asyncio.create_task(ask(body)) for body in bodies[:2]]
+        async with asyncio.timeout(5):
+            while len(server.service.flights._flights) != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        server.executor.open()
+        answers = [*await asyncio.gather(*together), await ask(bodies[2])]
+        assert {answer.json()["id"] for answer in answers} == {"cmpl-mine"}
+        for body, answer in zip(bodies, answers, strict=True):
+            alone = bytes(solo(tuple(body["prompt"].encode()), tiny.letters, 50)).decode()
+            assert answer.json()["choices"][0]["text"] == alone
+        assert (await server.counted(3)).finished == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+        await server.settled()
 
 
 async def test_other_origins_are_let_in_only_by_name() -> None:

@@ -1,6 +1,7 @@
 """Clients that hang up, on real connections: what they asked for ends within one step, and nobody else notices."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,6 +36,12 @@ async def left(server: Server, others: int = 0) -> None:
     await until(lambda: len(server.client._streams) == others)
 
 
+async def first_line(server: Server, body: dict[str, Any]) -> str:
+    """What comes first of a stream that is dropped then."""
+    async with server.http.stream("POST", COMPLETIONS, json=body) as answer:
+        return await anext(answer.aiter_lines())
+
+
 async def test_a_stream_that_is_dropped_ends_within_one_step() -> None:
     async with gated() as (server, executor):
         executor.allow(5)
@@ -48,12 +55,18 @@ async def test_a_stream_that_is_dropped_ends_within_one_step() -> None:
 
 async def test_streams_with_logprobs_that_are_dropped_leave_nothing_behind() -> None:
     async with gated() as (server, executor):
-        for _ in range(5):
+        beside = asyncio.create_task(server.complete("0\n", max_tokens=200, logprobs=2))
+        await until(lambda: len(server.client._streams) == 1)
+        for _ in range(50):
+            dropped = asyncio.create_task(first_line(server, STREAM | {"logprobs": 5}))
+            await until(lambda: len(server.client._streams) == 2)
             executor.allow(3)
-            async with server.http.stream("POST", COMPLETIONS, json=STREAM | {"logprobs": 5}) as answer:
-                assert '"top_logprobs":[{' in await anext(answer.aiter_lines())
-            await left(server)
+            assert '"top_logprobs":[{' in await dropped
+            await left(server, others=1)
         executor.open()
+        told = (await beside).json()["choices"][0]
+        assert told["text"] == alone(0, 200)
+        assert "".join(told["logprobs"]["tokens"]) == told["text"]
         await server.settled()
 
 
@@ -127,9 +140,9 @@ async def test_of_many_streams_a_third_hangs_up_and_the_others_get_their_text(bl
         assert (tally.preemptions > 0) is preempts
 
 
-def alone(index: int) -> str:
+def alone(index: int, tokens: int = 16) -> str:
     """What the model says to this prompt if nobody else asks."""
-    return bytes(solo(tuple(f"{index}\n".encode()), tiny.letters, 16)).decode()
+    return bytes(solo(tuple(f"{index}\n".encode()), tiny.letters, tokens)).decode()
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
@@ -145,3 +158,43 @@ async def test_forty_hang_ups_leave_no_trace(fields: dict[str, Any]) -> None:
         await left(server)
         await server.settled()
         assert (await server.complete(max_tokens=2)).status_code == 200
+
+
+async def test_answers_that_nobody_waits_for_leave_nothing_beside_many_that_end() -> None:
+    config = EngineConfig(max_model_len=256, num_blocks=256, max_num_seqs=64, max_num_batched_tokens=128)
+    async with gated(config=config) as (server, executor):
+        asked = [asyncio.create_task(server.complete(f"{index}\n", max_tokens=200)) for index in range(50)]
+        await until(lambda: len(server.client._streams) == 50)
+        for task in asked:
+            task.cancel()
+        await left(server)
+        executor.open()
+        for _ in range(10):
+            answers = await asyncio.gather(*(server.complete(f"{index}\n", max_tokens=2) for index in range(20)))
+            assert {answer.status_code for answer in answers} == {200}
+        await server.settled()
+        assert (await server.counted(250)).finished == {"stop": 0, "length": 200, "abort": 50, "error": 0}
+        assert (await server.http.get("/v1/requests")).json()["data"] == []
+        assert not server.service.flights._tenants
+
+
+async def test_a_load_generator_that_is_killed_three_times_leaves_a_server_that_answers() -> None:
+    config = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, max_num_queued_reqs=500)
+    raw = json.dumps(STREAM).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(raw)
+    async with gated(config=config) as (server, executor):
+        address = server.http.base_url.host, server.http.base_url.port
+        for _ in range(3):
+            writers = [(await asyncio.open_connection(*address))[1] for _ in range(200)]
+            for writer in writers:
+                writer.write(head + raw)
+            await until(lambda: len(server.client._streams) == 200)
+            executor.allow(2)
+            for writer in writers:
+                writer.transport.abort()
+            await left(server)
+        before = len(executor.plans)
+        executor.open()
+        assert (await server.complete(max_tokens=2)).status_code == 200
+        await server.settled()
+        assert len(executor.plans) <= before + 5

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tiny import serving
 
 from chairlift.server.app import ASKING, ENDING, READING, WATCHING
@@ -25,3 +26,9 @@ async def test_it_is_served():
         page = await server.http.get("/docs")
     assert (answer.status_code, page.status_code) == (200, 200)
     assert "/v1/chat/completions" in answer.json()["paths"]
+
+
+@pytest.mark.parametrize("field", ["priority", "deadline_ms", "slo_class", "timeout_s", "user"])
+def test_what_decides_who_goes_first_is_explained(field: str) -> None:
+    body = document("1")["components"]["schemas"]["ChatBody"]["properties"][field]
+    assert len(json.dumps(body)) > len('{"description": ""}') + 40

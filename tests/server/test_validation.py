@@ -166,6 +166,16 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> Non
         assert "20000 bytes" in said
 
 
+async def test_prompts_that_are_one_token_too_long_hold_nobody_up(server: Server) -> None:
+    for _ in range(5):
+        assert (await server.complete("x" * 257, max_tokens=1)).status_code == 400
+    before = len(server.executor.plans)
+    assert (await server.complete("x\n", max_tokens=2)).status_code == 200
+    assert len(server.executor.plans) == before + 2
+    assert "vllm:num_requests_waiting{" in (page := (await server.http.get("/metrics")).text)
+    assert all(line.endswith(" 0.0") for line in page.splitlines() if line.startswith("vllm:num_requests_waiting{"))
+
+
 async def test_the_last_token_of_the_context_can_be_had(server: Server) -> None:
     answer = (await server.complete("x" * 255, max_tokens=1)).json()
     assert answer["choices"][0]["finish_reason"] == "length"

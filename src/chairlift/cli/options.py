@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,36 @@ def seconds(value: str | float) -> float:
     if not 0 <= time_s <= MAX_SECONDS:
         raise typer.BadParameter(f"{value!r} is not a number of seconds from 0 to {MAX_SECONDS:,}")
     return time_s
+
+
+def milliseconds(value: str | float) -> float:
+    """A time in milliseconds, 0 included. BadParameter for anything that no clock can wait for."""
+    try:
+        time_ms = float(value)
+    except ValueError:
+        time_ms = math.nan
+    if not 0 <= time_ms <= MAX_SECONDS * 1000:
+        raise typer.BadParameter(f"{value!r} is not a number of milliseconds")
+    return time_ms
+
+
+def target_ms(value: str | float) -> float:
+    """A time in milliseconds that is to be kept, so not 0. BadParameter otherwise."""
+    time_ms = milliseconds(value)
+    if not time_ms:
+        raise typer.BadParameter("nothing takes no time: it must be above 0")
+    return time_ms
+
+
+def one_of(known: Iterable[str]) -> Callable[[str], str]:
+    """Reads one of these names. BadParameter tells them for any other."""
+
+    def name(value: str) -> str:
+        if value not in known:
+            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}")
+        return value
+
+    return name
 
 
 def names(value: str) -> tuple[str, ...]:

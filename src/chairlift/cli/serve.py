@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from chairlift.cli import options
+from chairlift.cli import options, sharing
 from chairlift.cli.config_file import read_into
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
 from chairlift.options import AUTO, DEFAULT_EXECUTOR
-from chairlift.server.settings import Settings
+from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
+from chairlift.server.settings import PRIORITIES, Settings
 
 SETTINGS = Settings()
 """Where the flags of the HTTP side have their defaults; those of the engine are in `DEFAULTS`."""
@@ -127,25 +128,105 @@ def serve(
         bool, typer.Option(help="Share the KV cache of equal beginnings of prompts.")
     ] = DEFAULTS.enable_prefix_caching,
     kv_layout: options.KvLayout = DEFAULTS.kv_layout,
+    isolate_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            help="Tenants, by API key or --tenant-header, share it only with themselves: otherwise the time of an answer tells"
+            " them what others have asked. Without it all share, which is faster where all prompts begin alike.",
+        ),
+    ] = SETTINGS.isolate_prefix_cache,
     preset: Annotated[
         str,
-        typer.Option(metavar="NAME", help="How requests are batched: continuous, static, dynamic, ..."),
+        typer.Option(
+            parser=options.one_of(PRESETS),
+            metavar="NAME",
+            help="How requests are batched: continuous, prefill-first; or in groups, as static and dynamic, each of them"
+            " -compacted or -sorted as well.",
+        ),
     ] = DEFAULTS.preset,
     scheduling_policy: Annotated[
         str,
         typer.Option(
+            parser=options.one_of(ORDERS),
             metavar="fcfs|priority|fair|deadline|shortest|prefix",
             help="Who is first of those that wait. All but fcfs respect classes, and all but these two share fairly.",
         ),
     ] = DEFAULTS.scheduling_policy,
-    batch_wait: Annotated[
+    split: Annotated[
+        str,
+        typer.Option(
+            parser=options.one_of(SPLITS),
+            metavar="chunked|whole|balanced",
+            help="How a step's tokens are divided among prompts: the first gets most, in one piece, or all get the same.",
+        ),
+    ] = DEFAULTS.split,
+    headroom: Annotated[
+        str,
+        typer.Option(
+            parser=options.one_of(HEADROOMS),
+            metavar="optimistic|reserve|expected",
+            help="Memory kept for those that run: a little, all that they may need, or what answers have turned out to need.",
+        ),
+    ] = DEFAULTS.headroom,
+    itl_target_ms: Annotated[
+        float | None,
+        typer.Option(
+            parser=options.target_ms,
+            metavar="MS",
+            help="Prompts are computed in such pieces that streams get their next token in this time."
+            " Default: that of the strictest --slo-class.",
+        ),
+    ] = None,
+    batch_wait_ms: Annotated[
         float,
         typer.Option(
-            parser=options.seconds,
-            metavar="SECONDS",
+            parser=options.milliseconds,
+            metavar="MS",
             help="How long the dynamic presets wait for a batch to fill.",
         ),
-    ] = DEFAULTS.batch_wait_s,
+    ] = DEFAULTS.batch_wait_s * 1000,
+    max_priority: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=PRIORITIES,
+            metavar="N",
+            help="Clients may ask for a `priority` from -N (first) over 0 (usual) to 100 (last, for batch jobs); what is beyond"
+            " counts as the limit, but for the admin key. Default: 0 with API keys or --tenant-header, otherwise 100.",
+        ),
+    ] = SETTINGS.max_priority,
+    tenant_header: Annotated[
+        str | None,
+        typer.Option(
+            parser=sharing.header,
+            metavar="NAME",
+            help="The header in which a --trusted-proxy says whose request it is; not looked at with API keys. Without both a"
+            " tenant is the body's `user`.",
+        ),
+    ] = SETTINGS.tenant_header,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="An address, or a network like 10.1.0.0/16, whose --tenant-header is believed; may be given several times.",
+        ),
+    ] = None,
+    tenant_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WEIGHT",
+            help="A tenant whose share is not 1; may be given several times. With API keys NAME is the key, which is better"
+            " written into --config FILE than here.",
+        ),
+    ] = None,
+    slo_class: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TTFT_MS,ITL_MS",
+            help="Requests that say `slo_class`: NAME want their first token in TTFT_MS, and the next ones in ITL_MS each; may"
+            " be given several times. Heeded by --scheduling-policy deadline.",
+        ),
+    ] = None,
     executor: options.Executor = DEFAULT_EXECUTOR,
     threads: options.Threads = None,
     isa: options.Isa = AUTO,
@@ -183,7 +264,9 @@ def serve(
     """
     from chairlift.cli.serving import Asked, run
     from chairlift.compose import EngineOptions
+    from chairlift.server.tenants import weights
 
+    classes = [sharing.slo_class(text) for text in slo_class or ()]
     settings = Settings(
         api_keys=tuple(api_key or ()),
         admin_key=admin_key,
@@ -199,6 +282,11 @@ def serve(
         request_timeout_s=request_timeout,
         stall_timeout_s=stall_timeout,
         shutdown_timeout_s=shutdown_timeout,
+        max_priority=max_priority,
+        tenant_header=tenant_header,
+        trusted_proxies=tuple(sharing.network(text) for text in trusted_proxy or ()),
+        slo_classes=tuple(classes),
+        isolate_prefix_cache=isolate_prefix_cache,
     )
     engine = EngineOptions(
         max_model_len=max_model_len,
@@ -210,7 +298,11 @@ def serve(
         kv_layout=kv_layout,
         preset=preset,
         scheduling_policy=scheduling_policy,
-        batch_wait_s=batch_wait,
+        batch_wait_s=batch_wait_ms / 1000,
+        split=split,
+        headroom=headroom,
+        itl_target_s=sharing.itl_target_s(itl_target_ms, classes),
+        tenant_weights=weights(settings, [sharing.weight(text) for text in tenant_weight or ()]),
         executor=executor,
         threads=threads,
         isa=isa,

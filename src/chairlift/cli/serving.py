@@ -27,7 +27,7 @@ from chairlift.observe.trace import Traces
 from chairlift.schedule.door import longest
 from chairlift.server import run as server
 from chairlift.server.service import Service, World, prompt_bytes
-from chairlift.server.settings import Settings
+from chairlift.server.settings import PRIORITIES, Settings
 
 QUESTION = "What is the capital of France?"
 SWITCH_S = 0.0005
@@ -145,11 +145,26 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
         *([f"layout    {ONE_RUN}"] if fit.config.kv_layout == "contiguous" else []),
+        f"order     {fit.config.scheduling_policy}; {_who(asked.settings)}",
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
         *([] if asked.record is None else [f"record    {asked.record}"]),
         f"address   {address}/v1",
         "try       " + _curl(engine, names[0], asked.settings, address),
     ]
+
+
+def _who(settings: Settings) -> str:
+    """Who shares the machine, and what clients may say about who goes first."""
+    if settings.api_keys:
+        tenants = "a tenant is an API key"
+    elif settings.tenant_header is not None:
+        proxies = ", ".join(str(network) for network in settings.trusted_proxies)
+        tenants = f"a tenant is what {proxies} put into {settings.tenant_header}"
+    else:
+        tenants = "a tenant is a request's `user`"
+    classes = ", ".join(one.name for one in settings.slo_classes)
+    slo = f"; slo_class: {classes}" if classes else ""
+    return f"{tenants}; priorities from {settings.most_urgent} to {PRIORITIES}{slo}"
 
 
 def _curl(engine: compose.Engine, name: str, settings: Settings, address: str) -> str:

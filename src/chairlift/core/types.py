@@ -21,6 +21,9 @@ TIMEOUT = "timeout"
 CANCELLED = "cancelled"
 """The stop reason of an "abort" that somebody asked for by name: its client may still be there and reads what there is."""
 
+MAX_TENANTS = 1024
+"""So many tenants are kept apart. A tenant is a name that somebody from outside may choose."""
+
 MAX_LOGPROBS = 20
 """The most tokens whose probabilities can be asked for beside that of the drawn one."""
 

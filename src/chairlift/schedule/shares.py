@@ -8,19 +8,22 @@ given to him while nobody else wanted it.
 from collections import Counter
 from collections.abc import Mapping
 
-from chairlift.core.types import Sequence
+from chairlift.core.types import MAX_TENANTS, Sequence
 from chairlift.schedule.policy import Past
 
 PROMPT_TOKEN = 1.0
 ANSWER_TOKEN = 2.0
 """What tokens count, as in the paper. Tokens out of the prefix cache and tokens that are computed again count nothing."""
 
-MAX_IDLE_TENANTS = 1024
-"""So many counters of tenants without requests are remembered. The smallest are forgotten first: they tell the least."""
+IDLE_S = 600.0
+"""A tenant without requests is remembered for so long, by the arrivals of the others."""
 
 
 class Ledger:
-    """A counter per tenant, in weighted tokens divided by the tenant's weight (1 unless stated)."""
+    """A counter per tenant, in weighted tokens divided by the tenant's weight (1 unless stated).
+
+    Of tenants without requests those are forgotten first that have had least: their counters tell the least.
+    """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
@@ -29,6 +32,10 @@ class Ledger:
         self._in_flight: Counter[str] = Counter()
         self._last_left = 0.0
         """The counter of the tenant that last left nobody behind in the queue, as it stood then."""
+        self._idle_since: dict[str, float] = {}
+        """Those without requests, in the order in which they have become so."""
+        self._latest = 0.0
+        """When the last request came that is known of: what the time is, as far as it matters here."""
 
     def counter(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
@@ -42,7 +49,9 @@ class Ledger:
         """It joins the queue. A tenant that had nobody there is lifted to the others, unless the sequence was preempted."""
         tenant = sequence.request.tenant
         if sequence.choice == 0 and not sequence.started:  # with all other choices of its request
+            self._expire(sequence.request.arrival)
             self._in_flight[tenant] += sequence.request.samples
+            self._idle_since.pop(tenant, None)
             if not self._waiting[tenant]:
                 floor = min(map(self.counter, self._waiting_tenants()), default=self._last_left)
                 self._counters[tenant] = max(self.counter(tenant), floor)
@@ -65,15 +74,26 @@ class Ledger:
             self._in_flight[tenant] -= 1
             if not self._in_flight[tenant]:
                 del self._in_flight[tenant]
+                self._idle_since[tenant] = self._latest
         if past.finished:
             self._forget()
 
     def _waiting_tenants(self) -> list[str]:
         return [tenant for tenant, count in self._waiting.items() if count]
 
+    def _expire(self, now: float) -> None:
+        self._latest = max(self._latest, now)
+        while self._idle_since:
+            tenant, since = next(iter(self._idle_since.items()))
+            if since + IDLE_S >= self._latest:
+                return
+            del self._idle_since[tenant]
+            self._counters.pop(tenant, None)
+
     def _forget(self) -> None:
-        surplus = len(self._counters) - len(self._in_flight) - MAX_IDLE_TENANTS
+        surplus = len(self._counters) - MAX_TENANTS
         if surplus > 0:
             idle = sorted((tenant for tenant in self._counters if tenant not in self._in_flight), key=self.counter)
             for tenant in idle[:surplus]:
                 del self._counters[tenant]
+                self._idle_since.pop(tenant, None)

@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 import secrets
+from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -11,6 +12,9 @@ from starlette.types import Scope
 
 from chairlift.server.errors import forbidden
 from chairlift.server.settings import Settings
+
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+"""By these headers a proxy says that a request is not its own."""
 
 
 class Caller(NamedTuple):
@@ -39,17 +43,35 @@ def owner(settings: Settings, request: Request) -> str:
     return digest(given_key(request.scope)).hex() if settings.api_keys else ""
 
 
+def is_admin(settings: Settings, request: Request) -> bool:
+    """The request has the admin key."""
+    given = digest(given_key(request.scope))
+    return settings.admin_key is not None and secrets.compare_digest(given, digest(settings.admin_key))
+
+
+def peer(request: Request) -> IPv4Address | IPv6Address | None:
+    """Who is at the other end of the connection: the client, or the last proxy before us. None if that has no address.
+
+    What a header says of addresses before that does not count: anybody can write one.
+    """
+    try:
+        address = ipaddress.ip_address("" if request.client is None else request.client.host)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
 def overseer(settings: Settings, request: Request) -> Caller:
     """Who wants to look at requests. Raises `ApiError` 403 for one that may see none.
 
     With API keys (which have been checked) everyone sees their own, and the admin key sees all. Without any key all is open to
     whoever sits at this machine.
     """
-    given = digest(given_key(request.scope))
-    if settings.admin_key is not None and secrets.compare_digest(given, digest(settings.admin_key)):
+    if is_admin(settings, request):
         return Caller("", sees_all=True)
     if settings.api_keys:
-        return Caller(given.hex())
+        return Caller(owner(settings, request))
     if settings.admin_key is not None:
         raise forbidden("this needs the admin key")
     if not _is_loopback(request):
@@ -58,7 +80,6 @@ def overseer(settings: Settings, request: Request) -> Caller:
 
 
 def _is_loopback(request: Request) -> bool:
-    try:
-        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
+    """What a proxy on this machine passes on comes from elsewhere."""
+    address = peer(request)
+    return address is not None and address.is_loopback and not any(name in request.headers for name in FORWARDED)

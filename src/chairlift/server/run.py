@@ -127,6 +127,7 @@ def web_server(app: ASGIApp) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # an address is that of the connection: `callers.peer`
             timeout_graceful_shutdown=LAST_WORDS_S,
         )
     )

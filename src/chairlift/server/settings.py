@@ -1,10 +1,23 @@
 """What an operator can set about the HTTP side. Knows no model and no engine."""
 
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 
 from chairlift.core.errors import ConfigError
 
 MIB = 1024 * 1024
+
+PRIORITIES = 100
+"""The last class, for batch jobs, is so many behind the usual one, and clients may be let so many ahead of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """A kind of requests: how soon the first token is wanted, and how long the next ones may take (None: no matter)."""
+
+    name: str
+    ttft_s: float
+    itl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,15 @@ class Settings:
     """An answer that has begun and gets no token for so long ends with what it has. 0: never."""
     shutdown_timeout_s: float = 30.0
     """How long running answers may go on after the first signal to end; then they end with an error."""
+    max_priority: int | None = None
+    """How many classes ahead of the usual one clients may go. None: PRIORITIES among the operator's own, otherwise none."""
+    tenant_header: str | None = None
+    """The header in which `trusted_proxies` say whose request it is. With API keys it is not looked at: they say it."""
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    slo_classes: tuple[SloClass, ...] = ()
+    """What the body field `slo_class` may name."""
+    isolate_prefix_cache: bool = True
+    """Tenants that a key or a trusted proxy vouches for do not find each other's prompts in the cache."""
 
     def __post_init__(self) -> None:
         if self.admin_key == "":
@@ -45,3 +67,17 @@ class Settings:
         default, most = self.default_max_tokens, self.max_output_tokens
         if default is not None and most is not None and default > most:
             raise ConfigError(f"default_max_tokens ({default}) must not be more than max_output_tokens ({most})")
+        if self.max_priority is not None and not 0 <= self.max_priority <= PRIORITIES:
+            raise ConfigError(f"max_priority must be from 0 to {PRIORITIES}, not {self.max_priority}")
+        if (self.tenant_header is None) != (not self.trusted_proxies):
+            raise ConfigError("tenant_header and trusted_proxy need each other: who else could say whose a request is?")
+        names = [one.name for one in self.slo_classes]
+        if len(set(names)) < len(names):
+            raise ConfigError("an slo_class is named twice")
+
+    @property
+    def most_urgent(self) -> int:
+        """The first class that clients may ask for. Where they are strangers to each other, nobody goes before the usual one:
+        whoever could would take from the others' shares."""
+        strangers = bool(self.api_keys) or self.tenant_header is not None
+        return -((0 if strangers else PRIORITIES) if self.max_priority is None else self.max_priority)

@@ -57,7 +57,6 @@ def test_any_other_value_is_an_error_that_names_the_field(name: str) -> None:
         ("tools", [{}]),
         ("tool_choice", "required"),
         ("tool_choice", {}),
-        ("priority", False),
     ],
 )
 def test_close_to_neutral_is_not_neutral(name: str, value: object) -> None:
@@ -173,7 +172,7 @@ def test_explicit_nulls_are_absent_fields() -> None:
 
 
 def test_unknown_fields_are_accepted() -> None:
-    assert chat(user="me", store=True, metadata={}, service_tier="auto", made_up=1) == chat()
+    assert chat(store=True, metadata={}, service_tier="auto", made_up=1) == chat()
 
 
 def test_an_integer_is_a_number() -> None:

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from chairlift.server.body import read_object
-from chairlift.server.callers import owner
 from chairlift.server.generate import Piece
 from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
@@ -16,6 +15,7 @@ from chairlift.server.openai.logprobs import ChatLogprobs
 from chairlift.server.openai.prompts import tokenised_chat
 from chairlift.server.openai.stream import Reply
 from chairlift.server.service import Service
+from chairlift.server.tenants import asker
 
 
 class ChatForm:
@@ -64,7 +64,7 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
         [Prompt(tokens)],
         id=f"chatcmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
-        owner=owner(service.settings, request),
+        asker=asker(service.settings, request, body.user),
         wanted=Wanted(body.longest_answer, field="max_completion_tokens" if body.max_completion_tokens else "max_tokens"),
         param="messages",
     )

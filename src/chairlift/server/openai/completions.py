@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from chairlift.server.body import read_object
-from chairlift.server.callers import owner
 from chairlift.server.generate import Piece
 from chairlift.server.middleware import request_name
 from chairlift.server.openai import schema
@@ -17,6 +16,7 @@ from chairlift.server.openai.logprobs import CompletionLogprobs
 from chairlift.server.openai.prompts import tokenised_prompts
 from chairlift.server.openai.stream import Reply
 from chairlift.server.service import Service
+from chairlift.server.tenants import asker
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this route."""
@@ -68,7 +68,7 @@ async def completions(service: Service, request: Request) -> ASGIApp:
         prompts,
         id=f"cmpl-{body.request_id or request_name(request)}",
         arrival=arrival,
-        owner=owner(service.settings, request),
+        asker=asker(service.settings, request, body.user),
         wanted=Wanted(body.max_tokens, DEFAULT_MAX_TOKENS),
         param="prompt",
     )

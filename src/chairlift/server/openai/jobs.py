@@ -12,6 +12,7 @@ from chairlift.server.openai.schema import GenerationBody
 from chairlift.server.openai.stream import Form, Job
 from chairlift.server.service import Service
 from chairlift.server.settings import Settings
+from chairlift.server.tenants import Asker
 from chairlift.text.tokenizer import Tokenizer
 
 FRESH_SEED = -1
@@ -53,7 +54,7 @@ def make_job(
     *,
     id: str,  # noqa: A002 (the name on the wire)
     arrival: float,
-    owner: str,
+    asker: Asker,
     wanted: Wanted,
     param: str,
 ) -> Job:
@@ -67,7 +68,7 @@ def make_job(
     if body.samples > most:
         raise bad_request(f"`n` must not be more than {most}: so many answers can be made at the same time", param="n")
     requests = [
-        _request(service, body, prompt.tokens, f"{id}-{place}-{service.world.token()}", arrival, wanted, param)
+        _request(service, body, asker, prompt.tokens, f"{id}-{place}-{service.world.token()}", arrival, wanted, param)
         for place, prompt in enumerate(prompts)
     ]
     choices = tuple(
@@ -94,12 +95,20 @@ def make_job(
         stream=bool(body.stream),
         usage_at_end=body.usage_at_end,
         usage_always=body.usage_always,
-        owner=owner,
+        owner=asker.owner,
+        tenant=asker.tenant,
     )
 
 
 def _request(
-    service: Service, body: GenerationBody, prompt: list[int], name: str, arrival: float, wanted: Wanted, param: str
+    service: Service,
+    body: GenerationBody,
+    asker: Asker,
+    prompt: list[int],
+    name: str,
+    arrival: float,
+    wanted: Wanted,
+    param: str,
 ) -> Request:
     max_tokens = _answer_room(service, len(prompt), wanted, param)
     return Request(
@@ -108,10 +117,24 @@ def _request(
         stopping=_stopping(service.tokenizer, body, max_tokens),
         sampling=_sampling(service, body),
         arrival=arrival,
-        cache_salt=body.cache_salt or "",
+        priority=asker.allowed(body.priority or 0),
+        tenant=asker.tenant,
+        ttft_target_s=_target(service.settings, body),
+        cache_salt=asker.salted(body.cache_salt or ""),
         limits=_limits(service.settings, body.timeout_s, arrival),
         samples=body.samples,
     )
+
+
+def _target(settings: Settings, body: GenerationBody) -> float | None:
+    """When the first token is wanted, in seconds from arrival. What a request says of itself goes before its class."""
+    classes = {one.name: one for one in settings.slo_classes}
+    if body.slo_class is not None and body.slo_class not in classes:
+        known = f"this server has {', '.join(classes)}" if classes else "this server has none"
+        raise bad_request(f"there is no such `slo_class`: {known}", param="slo_class")
+    if body.deadline_ms is not None:
+        return body.deadline_ms / 1000
+    return None if body.slo_class is None else classes[body.slo_class].ttft_s
 
 
 def _limits(settings: Settings, timeout_s: float | None, arrival: float) -> Limits:

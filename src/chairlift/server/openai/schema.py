@@ -47,6 +47,8 @@ MAX_COUNT = 2**63 - 1
 """Largest count: far above any limit of ours, and short enough to be quoted in an answer."""
 MAX_TIMEOUT_S = 1_000_000
 """Longest time that a request may be given: eleven days."""
+MAX_CLASS_CHARS = 64
+"""Longest name of a class of requests."""
 SEED_RANGE = (-(2**63), 2**64 - 1)
 
 BIASED_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -95,8 +97,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": NONE,
     "continue_final_message": (False,),
     "mm_processor_kwargs": ({},),
-    # Scheduling and transfer
-    "priority": (0,),
+    # Transfer
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
 }
@@ -243,6 +244,27 @@ Biases = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}}),
 ]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, description="Seconds from arrival; then the answer ends as it is.")]
+Priority = Annotated[
+    int,
+    Field(
+        description="Lower goes first: 0 is usual, 100 is for batch jobs. One that the server does not allow counts as the"
+        " nearest that it does."
+    ),
+]
+Deadline = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=MAX_TIMEOUT_S * 1000,
+        description="Milliseconds from arrival in which the first token is wanted: no limit, but a wish that the scheduling"
+        " policy `deadline` heeds. It goes before that of `slo_class`.",
+    ),
+]
+SloClassName = Annotated[str, Field(max_length=MAX_CLASS_CHARS, description="A class of requests that the server knows.")]
+User = Annotated[
+    str, Field(description="Whose share of the server it takes, if neither API keys nor a trusted proxy say whose it is.")
+]
 
 
 class Function(BaseModel):
@@ -332,7 +354,11 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, AfterValidator(_salt)] | None = None
     request_id: Annotated[str, AfterValidator(_request_id)] | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    timeout_s: Timeout | None = None
+    priority: Priority | None = None
+    deadline_ms: Deadline | None = None
+    slo_class: SloClassName | None = None
+    user: User | None = None
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -64,11 +64,20 @@ class Job:
     usage_at_end: bool = False
     usage_always: bool = False
     owner: str = ""
+    tenant: str = ""
+
+    def counted_to(self, tenant: str) -> "Job":
+        """The same for another tenant."""
+        choices = tuple(replace(choice, request=replace(choice.request, tenant=tenant)) for choice in self.choices)
+        return replace(self, tenant=tenant, choices=choices)
 
     @property
     def flights(self) -> dict[str, Flight]:
         """Its choices by the engine's names for them."""
-        return {choice.id: Flight(self.id, choice.index, self.owner, self.model, self.created) for choice in self.choices}
+        return {
+            choice.id: Flight(self.id, choice.index, self.owner, self.model, self.created, self.tenant)
+            for choice in self.choices
+        }
 
 
 class Usage:
@@ -110,6 +119,9 @@ class Reply:
 
     async def _answer(self, send: Send) -> None:
         job, service = self._job, self._service
+        seat = service.flights.seat(job.tenant)
+        if seat != job.tenant:
+            job = job.counted_to(seat)
         async with submitted(service.client, service.tokenizer, job.choices) as run:
             with service.flights.entered(job.flights):
                 if job.stream:
