@@ -1,69 +1,76 @@
-"""What a scheduling decision costs: `schedule` and `commit` with 64 running sequences of 1,000 tokens, without a model.
+"""What a scheduling decision costs, without a model: `schedule` and `commit` with 256 running and 10,000 waiting.
 
-Run it alone on an idle machine: `python benchmarks/scheduler_cost.py`.
+All orders are measured, one after another, or one of them:
+
+    python benchmarks/scheduler_cost.py
+    python benchmarks/scheduler_cost.py --order fair --waiting 0
+
+In every step some requests end, as many get on, and as many come anew. Prompts of a tenant share their first half. Run it alone
+on an idle machine: it measures seconds. The aim is 1 ms at most for `schedule` and `commit` together, in the median.
 """
 
 import argparse
-import statistics
 import time
+from dataclasses import asdict
+from pathlib import Path
 
-from chairlift.core.config import EngineConfig
-from chairlift.core.types import Plan, Request, Result, Row, Sampling, Stopping
-from chairlift.schedule.presets import preset
-from chairlift.schedule.scheduler import Scheduler
+from rich.console import Console
 
+from chairlift.bench.decisions import Costs, Crowd, measure
+from chairlift.cli.progress import steps
+from chairlift.cli.report import table, write_json
+from chairlift.core.errors import ChairliftError
+from chairlift.schedule.presets import ORDERS, PRESETS
 
-def results(plan: Plan) -> Result:
-    return Result(plan.step, tuple(Row(work.seq_id, (7,)) for work in plan.work if work.draws))
-
-
-def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
-    began = time.perf_counter()
-    plan = scheduler.schedule(0.0)
-    planned = time.perf_counter()
-    result = results(plan)
-    executed = time.perf_counter()
-    scheduler.commit(plan, result)
-    scheduler.drain()
-    return planned - began + time.perf_counter() - executed, plan
+HEAD = ["order", "running", "waiting", "median ms", "p90 ms", "schedule ms", "commit ms", "an arrival ms", "ends a step"]
 
 
-def filled(options: argparse.Namespace, *, places: int, waiting: int) -> Scheduler:
-    """A scheduler with `options.sequences` running, each past its prompt, and `waiting` in the queue."""
-    answer = options.steps + 200  # nobody may end while it is measured
-    context = options.prompt + answer
-    config = EngineConfig(
-        max_model_len=context,
-        num_blocks=options.sequences * (context // 16 + 1),
-        max_num_seqs=places,
-        max_num_batched_tokens=4096,
-    )
-    scheduler = Scheduler(config, preset(config))
-    for number in range(options.sequences + waiting):
-        prompt = tuple(range(number, number + options.prompt))
-        scheduler.add(Request(str(number), prompt, Stopping(answer), Sampling(temperature=0.0), float(number)))
-    while timed_step(scheduler)[1].tokens != len(scheduler.running):
-        pass
-    return scheduler
-
-
-def report(what: str, scheduler: Scheduler, steps: int) -> None:
-    running = len(scheduler.running)
-    times = sorted(timed_step(scheduler)[0] for _ in range(steps))
-    median, p90 = statistics.median(times) * 1e3, times[int(len(times) * 0.9)] * 1e3
-    print(f"{running} running, {what}: median {median:.3f} ms, p90 {p90:.3f} ms")
+def cells(costs: Costs) -> list[str]:
+    times = (costs.median_ms, costs.p90_ms, costs.schedule_ms, costs.commit_ms, costs.arrival_ms)
+    ends = f"{costs.ended / costs.steps:.1f}"
+    return [costs.order, f"{costs.running:.0f}", f"{costs.waiting:,.0f}", *(f"{one:.3f}" for one in times), ends]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--prompt", type=int, default=1000, help="tokens")
-    parser.add_argument("--steps", type=int, default=30)
+    default = Crowd()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--order", choices=ORDERS, help="only this one; without it all, one after another")
+    parser.add_argument("--preset", choices=PRESETS, default="continuous", help="when requests may join; default: continuous")
+    parser.add_argument("--running", type=int, default=default.running, metavar="N", help=f"default: {default.running}")
+    parser.add_argument("--waiting", type=int, default=default.waiting, metavar="N", help=f"default: {default.waiting:,}")
+    parser.add_argument("--prompt", type=int, default=default.prompt, metavar="TOKENS", help=f"default: {default.prompt:,}")
+    parser.add_argument("--answer", type=int, default=default.answer, metavar="TOKENS", help=f"mean; default: {default.answer}")
+    parser.add_argument("--tenants", type=int, default=default.tenants, metavar="N", help=f"default: {default.tenants}")
+    parser.add_argument("--classes", type=int, default=default.classes, metavar="N", help=f"default: {default.classes}")
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="that are measured; default: 500")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too; - is standard output")
     options = parser.parse_args()
-    places = options.sequences
-    report("nobody waits", filled(options, places=places, waiting=0), options.steps)
-    report("100 wait for a place", filled(options, places=places, waiting=100), options.steps)
-    report("100 wait for memory", filled(options, places=2 * places, waiting=100), options.steps)
+    try:
+        report(options)
+    except ChairliftError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def report(options: argparse.Namespace) -> None:
+    crowd = Crowd(options.running, options.waiting, options.prompt, options.answer, options.tenants, options.classes)
+    orders = [options.order] if options.order else list(ORDERS)
+    found: list[Costs] = []
+    with steps(Console(stderr=True, highlight=False), "Measuring", options.steps * len(orders)) as progress:
+        for order in orders:
+            costs = measure(
+                crowd,
+                order,
+                steps=options.steps,
+                clock=time.perf_counter,
+                gate=options.preset,
+                on_step=progress.advance,
+            )
+            found.append(costs)
+            progress.note(f"{order}: median {costs.median_ms:.3f} ms, p90 {costs.p90_ms:.3f} ms")
+    if options.json is not None:
+        write_json(options.json, [asdict(one) for one in found])
+    if options.json != Path("-"):
+        print("\n".join(table([HEAD, *map(cells, found)])))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 
 from hypothesis import given
@@ -42,6 +43,24 @@ def test_another_salt_never_hits():
     index = PrefixIndex(2)
     enter(index, [1, 2], [7], salt="x")
     assert (hit(index, [1, 2, 3], "y"), hit(index, [1, 2, 3]), hit(index, [1, 2, 3], "x")) == ([], [], [7])
+
+
+def test_a_salt_that_looks_like_a_place_in_the_tree_is_none():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    place = index.match(array("i", [1, 2, 0]), "").place
+    assert (place, hit(index, [3, 4, 5], salt=str(place))) == (1, [])
+
+
+def test_blocks_whose_hashes_are_equal_are_told_apart():
+    """Elsewhere a block was found by its hash alone, and an answer could go on from somebody else's prompt."""
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    index._next_node = 1 + sys.hash_info.modulus
+    enter(index, [5, 6], [3])
+    first, second = (index.match(array("i", [*start, 0]), "").place for start in ([1, 2], [5, 6]))
+    assert hash((first, b"the same tokens")) == hash((second, b"the same tokens"))
+    assert hit(index, [5, 6, 3, 4, 0]) == [3]
 
 
 def test_an_evicted_block_is_not_found_and_hides_what_is_below_it():

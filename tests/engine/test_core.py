@@ -108,7 +108,7 @@ def test_preemptions_of_a_request_are_bounded():
     engine = ride(num_blocks=20, block_size=16, max_model_len=320, max_num_batched_tokens=64)
     engine.submit(request("a", range(60), 200), request("b", range(100, 300), 60, arrival=1.0))
     engine.run()
-    assert engine.preemptions <= 4
+    assert 0 < engine.preemptions <= 4
     assert sum(tokens for _, tokens in engine.work_of("b")) <= 3 * 260
 
 

@@ -135,6 +135,13 @@ def test_full_blocks_are_shared():
     assert engine.core.scheduler.pool.total - engine.core.scheduler.pool.free == 3 + 3
 
 
+def test_nobody_enters_again_what_was_there_at_the_fork():
+    engine = ride(num_blocks=40)
+    engine.submit(request("a", range(14), 4, samples=3))
+    engine.step()
+    assert [(one.indexed, one.place) for one in engine.core.scheduler.running] == [(3, 3)] * 3
+
+
 def test_a_fork_takes_no_memory_until_somebody_goes_on():
     engine = ride(num_blocks=40)
     engine.submit(request("a", range(14), 4, samples=4))
@@ -304,6 +311,14 @@ def test_choices_stand_together_until_the_prompt_is_computed(state: str):
 
 
 @pytest.mark.parametrize("state", STATES)
+def test_places_are_those_of_all_choices_that_run_or_follow_one_that_does(state: str):
+    engine, _ = family(state)
+    snapshot, standings = engine.core.scheduler.snapshot(), engine.core.scheduler.standings()
+    waiting = sum(told.position is not None for told in standings)
+    assert (snapshot.running, snapshot.waiting) == (len(standings) - waiting, waiting)
+
+
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("ended", [("a",), ("a#1",), ("a", "a#1"), ("a#2", "a"), ("a#1", "a#2")])
 def test_the_others_go_on_when_some_choices_are_ended(state: str, ended: tuple[str, ...]):
     engine, one = family(state)
@@ -412,6 +427,15 @@ def test_an_urgent_request_displaces_all_choices_of_another_if_that_makes_room()
     engine.run()
     assert engine.endings["urgent"] == ["length"]
     assert engine.free_again
+
+
+def test_as_many_make_way_for_an_urgent_request_as_it_has_choices():
+    engine = ride(num_blocks=40, max_num_seqs=3)
+    engine.submit(*(request(f"low{number}", range(number, number + 5), 40, priority=1000) for number in range(3)))
+    engine.step()
+    engine.submit(request("urgent", range(9), 3, arrival=1.0, samples=2))
+    assert len(engine.step().plan.preempted) == 2
+    assert [told.request.id for told in engine.step().admitted] == ["urgent"]
 
 
 def test_names_of_choices_are_those_of_the_request_and_a_number():

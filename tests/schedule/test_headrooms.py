@@ -8,7 +8,7 @@ from virtual import Ride, request
 
 from chairlift.cache.pool import BlockPool
 from chairlift.core.types import Finish, Plan, Sequence
-from chairlift.schedule.headrooms import MOST_ANSWERS, RAISE, RELAX, Expected, Reserve
+from chairlift.schedule.headrooms import MOST_ANSWERS, RAISE, RELAX, Expected, Optimistic, Reserve
 from chairlift.schedule.policy import Past
 from chairlift.schedule.presets import HEADROOMS
 
@@ -36,6 +36,12 @@ def taught(*answers: Sequence, quantile: float = 0.9) -> Expected:
     headroom = Expected(block_size=SIZE, quantile=quantile)
     headroom.observe(after(*answers))
     return headroom
+
+
+def test_optimism_leaves_a_block_for_every_choice():
+    newcomer, other = sequence(6, 9), sequence(6, 9, blocks=2)
+    newcomer.followers = [sequence(6, 9), sequence(6, 9)]
+    assert [Optimistic().admits(newcomer, 2, BlockPool(total), [other]) for total in (4, 5)] == [False, True]
 
 
 def test_reserve_counts_what_the_newcomer_may_grow_to():

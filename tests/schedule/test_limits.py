@@ -1,5 +1,7 @@
 """Limits of time in virtual time: a step takes one second."""
 
+from typing import Any
+
 import pytest
 from engines import NEXT, config, ride
 from executors import ShadowExecutor, solo
@@ -21,7 +23,7 @@ def ended(engine: Ride, name: str) -> tuple[float, Finish, object]:
     )
 
 
-def busy(**changes: int) -> Ride:
+def busy(**changes: Any) -> Ride:
     """An engine with one place, which is taken for forty steps."""
     engine = ride(max_num_seqs=1, **changes)
     engine.submit(request("busy", range(4), 40))

@@ -45,7 +45,7 @@ async def test_the_most_itself_may_be_asked_for() -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_whoever_asks_for_more_than_the_most_is_told_so(field: str) -> None:
     async with serving(settings=Settings(max_output_tokens=7)) as server:
-        answer = await server.chat(**{field: 8})
+        answer = await server.chat("hi", **{field: 8})
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, field)
         assert "must not be more than 7" in error["message"]

@@ -33,6 +33,8 @@ class PrefixIndex:
         self._nodes: dict[tuple[Place, bytes], tuple[int, int]] = {}
         self._keys: dict[int, tuple[Place, bytes]] = {}
         self._next_node = 1
+        self.changes = 0
+        """Grows whenever a match may have another result than before."""
 
     def __contains__(self, block: object) -> bool:
         return block in self._keys
@@ -64,6 +66,7 @@ class PrefixIndex:
             return known[0]
         node = self._next_node
         self._next_node += 1
+        self.changes += 1
         self._nodes[key] = (node, block)
         self._keys[block] = key
         return node
@@ -72,9 +75,11 @@ class PrefixIndex:
         """The block's contents are void. A block that was never entered is fine."""
         key = self._keys.pop(block, None)
         if key is not None:
+            self.changes += 1
             del self._nodes[key]
 
     def clear(self) -> None:
+        self.changes += 1
         self._nodes.clear()
         self._keys.clear()
 

@@ -17,6 +17,10 @@ class TemplateError(ChairliftError):
     """A chat template that refused the messages, or that could not be rendered."""
 
 
+class TraceError(ChairliftError):
+    """A recorded trace of requests that cannot be read: it names the file, the line and what is wrong there."""
+
+
 class Refused(ChairliftError):
     """A request that was not accepted. It has left no trace in the engine."""
 

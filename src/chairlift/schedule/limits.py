@@ -7,6 +7,7 @@ token costs anything for those whose time has not come.
 
 import heapq
 import math
+from collections.abc import Iterable
 
 from chairlift.core.types import Limits, Sequence
 
@@ -32,10 +33,9 @@ class TimeLimits:
         assert sequence.request.limits.stall_s is None or sequence.request.limits.stall_s > 0, "no time is no limit"
         self._push(sequence, sequence.request.arrival)
 
-    def progress(self, sequence: Sequence) -> None:
-        """It has got a token."""
-        if sequence.request.limits.stall_s is not None:
-            self._fresh.append(sequence)
+    def progress(self, sequences: Iterable[Sequence]) -> None:
+        """They have got a token."""
+        self._fresh += [sequence for sequence in sequences if sequence.request.limits.stall_s is not None]
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended. What a finished request holds must not outlive it for as long as it might have taken."""

@@ -20,12 +20,21 @@ class Paged:
         self.index = index
         self._size = index.block_size
         self._moves: list[Move] = []
+        self._forked: set[Sequence] = set()
+        """They may still share the block that they write next; nobody else does."""
+        self._looked_up: tuple[Sequence | None, int, int] = (None, 0, 0)
+        """Whose match was last asked for, of how many tokens, and how often the index had changed by then."""
+        self._found = Match([], "")
 
     # ── what it would take ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, sequence: Sequence) -> Match:
-        """What is there already of the sequence's tokens."""
-        return self.index.match(sequence.tokens, sequence.request.cache_salt)
+        """What is there already of the sequence's tokens. A step asks several times for whoever is first in the queue."""
+        looked_up = (sequence, len(sequence.tokens), self.index.changes)
+        if looked_up != self._looked_up:
+            self._found = self.index.match(sequence.tokens, sequence.request.cache_salt)
+            self._looked_up = looked_up
+        return self._found
 
     def missing(self, sequence: Sequence, match: Match) -> int:
         """Tokens that it will miss when it has got on."""
@@ -39,7 +48,9 @@ class Paged:
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""
-        return max(0, self._blocks(tokens) - len(sequence.blocks)) + (self._to_copy(sequence) is not None)
+        held = len(sequence.blocks)
+        lacks = 0 if tokens <= held * self._size else self._blocks(tokens) - held
+        return lacks + (sequence in self._forked and self._to_copy(sequence) is not None)
 
     def freed(self, leaving: Iterable[Sequence], match: Match) -> int:
         """Blocks that become free if these leave, but for those that a match would hold on to."""
@@ -71,10 +82,16 @@ class Paged:
             self._moves.append(Move("copy", sequence.blocks[shared], copy))
             self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index)
             sequence.blocks[shared] = copy
+            self._forked.discard(sequence)
         sequence.blocks.extend(self._take(self.lacks(sequence, tokens)))
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
-        """Gives the follower all that its leader has computed. It takes no memory until one of the two goes on writing."""
+        """Gives the follower all that its leader has computed, which is all it has.
+
+        It takes no memory until one of the two goes on writing.
+        """
+        assert not sequence.missing, "blocks that are still to be written are not shared"
+        self._forked |= {sequence, follower}
         self.pool.share(sequence.blocks)
         follower.blocks.extend(sequence.blocks)
         follower.computed = sequence.computed
@@ -88,6 +105,7 @@ class Paged:
 
     def release(self, sequence: Sequence) -> None:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
+        self._forked.discard(sequence)
         self.pool.release(sequence.blocks, worth=self.index)
         del sequence.blocks[:]
         sequence.computed = 0

@@ -4,7 +4,7 @@ An order is a queue (`queues`) for those who wait, and a seniority that ranks th
 that a moment has passed.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -106,9 +106,14 @@ class Ranked:
     def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
         return self._seniority.may_evict(waiting, running)
 
-    def serve(self, sequence: Sequence, *, prompt: int = 0, answer: int = 0) -> None:
+    def started(self, sequence: Sequence) -> None:
         if self._ledger is not None:
-            self._ledger.charge(sequence.request.tenant, prompt=prompt, answer=answer)
+            self._ledger.charge(sequence.request.tenant, prompt=sequence.prompt_len - sequence.cached)
+
+    def answered(self, sequences: list[Sequence]) -> None:
+        if self._ledger is not None:
+            for tenant, count in Counter([sequence.request.tenant for sequence in sequences]).items():
+                self._ledger.charge(tenant, answer=count)
 
     def observe(self, past: Past) -> None:
         for learner in self._learners:
@@ -210,6 +215,8 @@ class CachedFirst:
         self._sorted = Sorted(self._key)
         self._turns: deque[Sequence] = deque()
         self._refreshed_at: float | None = None
+        self._seen: tuple[Sequence | None, int] = (None, 0)
+        """Who was first when he was last looked up, and how often the cache had changed by then."""
 
     def push(self, sequence: Sequence) -> None:
         self._sorted.push(sequence)
@@ -224,7 +231,11 @@ class CachedFirst:
             self._refresh()
         for _ in range(REFRESHED):
             first = self._sorted.peek(now)
-            if first is None or not self._look_up(first):
+            now_seen = (first, self._index.changes)
+            if first is None or now_seen == self._seen:
+                break
+            if not self._look_up(first):
+                self._seen = now_seen
                 break
         return self._sorted.peek(now)
 

@@ -62,11 +62,15 @@ class Order(Protocol):
         ...
 
     def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
-        """It may take the place and the memory of the other. Then it is also before it in the queue."""
+        """It may take the place and the memory of the other. Then it is also before it, in the queue and by rank."""
         ...
 
-    def serve(self, sequence: Sequence, *, prompt: int = 0, answer: int = 0) -> None:
-        """The sequence was given so many tokens of its prompt and of its answer, each told once."""
+    def started(self, sequence: Sequence) -> None:
+        """It has got on for the first time, and will be given those tokens of its prompt that were not `cached`."""
+        ...
+
+    def answered(self, sequences: list[Sequence]) -> None:
+        """Each was given one more token of its answer."""
         ...
 
     def observe(self, past: Past) -> None: ...

@@ -99,6 +99,7 @@ class Fair:
         self._inner = inner
         self._pattern = inner()
         self._queues: dict[str, Queue] = {}
+        self._count = 0
         self._heap: list[tuple[float, int, str]] = []
         self._since: dict[str, int] = {}
         """The number of the request with which a tenant's queue began."""
@@ -112,11 +113,13 @@ class Fair:
             heappush(self._heap, self._entry(tenant))
             self._tidy()
         self._queues[tenant].push(sequence)
+        self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         queue = self._queues[tenant]
         queue.remove(sequence)
+        self._count -= 1
         self._ledger.leave(sequence)
         if not len(queue):
             del self._queues[tenant], self._since[tenant]
@@ -139,7 +142,7 @@ class Fair:
         return (sequence for sequence in chain.from_iterable(rounds) if sequence is not None)
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return self._count
 
     def badness(self, sequence: Sequence) -> tuple[float, ...]:
         return (self._ledger.counter(sequence.request.tenant), *self._pattern.badness(sequence))

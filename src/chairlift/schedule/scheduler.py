@@ -7,7 +7,7 @@ policy all questions of taste, and knows neither clock nor chance.
 """
 
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
 from chairlift.cache.prefix import Match, PrefixIndex
@@ -40,6 +40,9 @@ from chairlift.schedule.trials import Kind, Trials
 
 PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 """The row of a step that must succeed if the executor is sound."""
+
+_record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+"""Makes a named tuple out of all its fields. Its class takes twice as long for the same, and three are made for every row."""
 
 Grant = tuple[Sequence, int]
 """A sequence and the number of tokens that it gets in this step."""
@@ -150,18 +153,27 @@ class Scheduler:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         rows = {row.seq_id: row for row in result.rows}
         failed = dict(result.failed)
+        answered: list[Sequence] = []
         forked: list[Sequence] = []
-        for work in plan.work:
-            sequence = self._sequences.get(work.seq_id)
-            if work.pad or sequence is None:
+        for seq_id, start, tokens, _, draws, pad in plan.work:
+            sequence = self._sequences.get(seq_id)
+            if pad or sequence is None:
                 continue
-            if work.seq_id in failed:
+            if seq_id in failed:
                 self._memory.distrust(sequence)
-                self._fail(sequence, failed[work.seq_id])
+                self._fail(sequence, failed[seq_id])
                 continue
-            self._memory.enter(sequence, work.start + len(work.tokens))
-            if work.draws:
-                forked += self._draw(sequence, work.draws, rows[work.seq_id])
+            self._memory.enter(sequence, start + len(tokens))
+            if draws:
+                answered.append(sequence)
+                if len(draws) == 1:
+                    row = rows[seq_id]
+                    self._append(sequence, row.tokens[0], row.logprobs)
+                else:
+                    forked += self._draw(sequence, draws, rows[seq_id])
+        answered += forked
+        self._queue.answered(answered)
+        self._limits.progress(answered)
         for sequence in forked:
             self._keep_if_it_fits(sequence)
         guilty = self._trials.passed(drew=bool(plan.work[0].draws))
@@ -268,7 +280,8 @@ class Scheduler:
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
         if urgent is None:
             return []
-        lesser = [other for other in self.running if self._queue.may_evict(urgent, other)]
+        junior = bisect_right(self.running, self._queue.rank(urgent), key=self._queue.rank)
+        lesser = [other for other in self.running[junior:] if self._queue.may_evict(urgent, other)]
         if not lesser or self._would_fit(urgent, []) or not self._would_fit(urgent, lesser):
             return []
         worst = self._queue.worst_first(lesser)
@@ -294,22 +307,22 @@ class Scheduler:
     def _go_on(self, budget: int, preempted: list[str], *, behind: bool) -> list[Grant]:
         """Adds to `preempted` whoever loses his blocks."""
         grants: list[Grant] = []
-        planned: set[str] = set()
-        for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            if sequence.id in preempted:
+        for grant in self._policy.split.share(self.running, budget, behind=behind):
+            sequence, count = grant
+            if preempted and sequence.id in preempted:
                 continue
-            if self._make_room(sequence, count, planned, preempted):
-                grants.append((sequence, count))
-                planned.add(sequence.id)
+            tokens = sequence.computed + count
+            if not self._memory.lacks(sequence, tokens) or self._make_room(sequence, tokens, grants, preempted):
+                grants.append(grant)
         return grants
 
-    def _make_room(self, sequence: Sequence, count: int, planned: set[str], preempted: list[str]) -> bool:
-        """Gives the sequence the blocks for `count` more tokens. Preempts one of the worst that have no part in this step yet.
+    def _make_room(self, sequence: Sequence, tokens: int, grants: list[Grant], preempted: list[str]) -> bool:
+        """Gives the sequence the blocks for `tokens` in all. Preempts one of the worst that have no part in this step yet.
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
-        tokens = sequence.computed + count
         while (need := self._memory.lacks(sequence, tokens)) > self.pool.free:
+            planned = {other.id for other, _ in grants}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             victim = self._queue.victim(candidates, self._memory.recomputation)
@@ -389,22 +402,24 @@ class Scheduler:
         for one in (sequence, *sequence.followers):
             one.started = True
             one.cached = sequence.computed
-        self._queue.serve(sequence, prompt=sequence.prompt_len - sequence.cached)
+        self._queue.started(sequence)
         self._admitted.append(Admitted(sequence.request, queried=sequence.prompt_len, cached=sequence.cached))
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, sequence: Sequence, count: int) -> Work:
-        start, end = sequence.computed, sequence.computed + count
-        sequence.computed = end
+        tokens, start = sequence.tokens, sequence.computed
+        end = sequence.computed = start + count
         draws: tuple[Draw, ...] = ()
-        if end == len(sequence.tokens):  # the row reaches the last token, so its logits are those of the next one
-            request, position = sequence.request, sequence.generated
+        if end == len(tokens):  # the row reaches the last token, so its logits are those of the next one
+            request, position = sequence.request, end - sequence.prompt_len
             banned = stopping.banned(request.stopping, position)
             # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
-            draw = Draw(sequence.choice, position, request.sampling, banned, sequence.tokens, sequence.prompt_len)
-            draws = (draw, *(draw._replace(choice=follower.choice) for follower in sequence.followers))
-        return Work(sequence.id, start, sequence.tokens[start:end], sequence.blocks[:], draws)
+            draw = _record(Draw, (sequence.choice, position, request.sampling, banned, tokens, sequence.prompt_len, None))
+            draws = (draw,)
+            if sequence.followers:
+                draws += tuple(draw._replace(choice=follower.choice) for follower in sequence.followers)
+        return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks[:], draws, False))
 
     def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
@@ -437,11 +452,9 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)
-        self._queue.serve(sequence, answer=1)
         ending = stopping.ending(sequence)
         if ending is None:
-            self._limits.progress(sequence)
-            self._outputs.append(Output(sequence.id, (token,), None, None, sequence.cached, logprobs))
+            self._outputs.append(_record(Output, (sequence.id, (token,), None, None, sequence.cached, logprobs)))
         else:
             self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
 

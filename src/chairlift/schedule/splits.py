@@ -181,6 +181,12 @@ class PrefillFirst:
 
 def _next_tokens(running: list[Sequence], budget: int) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
     """A token for each that misses one, as far as the budget goes; and those that miss more."""
-    ready = [sequence for sequence in running if sequence.missing == 1]
-    prompts = [sequence for sequence in running if sequence.missing > 1]
-    return [(sequence, 1) for sequence in ready[:budget]], prompts
+    ready: list[tuple[Sequence, int]] = []
+    prompts: list[Sequence] = []
+    for sequence in running:
+        missing = len(sequence.tokens) - sequence.computed  # `sequence.missing` without its call, as this is done for every row
+        if missing == 1:
+            ready.append((sequence, 1))
+        elif missing:
+            prompts.append(sequence)
+    return ready[:budget], prompts

@@ -5,7 +5,8 @@ from chairlift.core.types import Finish, Sequence, Stopping
 
 def ending(sequence: Sequence) -> tuple[Finish, int | None] | None:
     """How the last token ends the sequence: the finish and, for a stop token, its id as the reason."""
-    stopping, last, generated = sequence.request.stopping, sequence.tokens[-1], sequence.generated
+    stopping, tokens = sequence.request.stopping, sequence.tokens
+    last, generated = tokens[-1], len(tokens) - sequence.prompt_len
     if generated >= stopping.min_tokens:
         if last in stopping.eos_ids:
             return "stop", None
