@@ -32,7 +32,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"chairlift {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "run", "models", "check", "bench"])
+@pytest.mark.parametrize("command", ["serve", "chat", "run", "models", "check", "bench", "replay"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code(command, "--help") == 0
     assert f"chairlift {command}" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from chairlift.core.types import Plan, TokenizerSource
 from chairlift.engine.client import EngineClient
 from chairlift.observe.metrics import Metrics, Tally
 from chairlift.observe.prometheus import Exposition
+from chairlift.observe.trace import Traces
 from chairlift.server.app import create_app
 from chairlift.server.run import bind, web_server
 from chairlift.server.service import Service, State, World, prompt_bytes
@@ -164,8 +165,8 @@ def make_service(setup: Setup) -> tuple[Service, ShadowExecutor, Metrics]:
     """To be called on the event loop."""
     config = setup.config
     executor = setup.executor(config.num_blocks, config.block_size, setup.next_token)
-    metrics = Metrics()
-    client = EngineClient(config, executor, sinks=[metrics], clock=setup.clock).start()
+    metrics, traces = Metrics(), Traces()
+    client = EngineClient(config, executor, sinks=[metrics, traces], clock=setup.clock).start()
     tokenizer: Tokenizer = build(setup.source)
     service = Service(
         names=("tiny", "alias"),
@@ -179,6 +180,7 @@ def make_service(setup: Setup) -> tuple[Service, ShadowExecutor, Metrics]:
         settings=setup.settings,
         defaults=setup.defaults,
         world=setup.world,
+        traces=traces,
     )
     return service, executor, metrics
 

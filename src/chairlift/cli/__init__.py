@@ -12,6 +12,7 @@ from chairlift.cli.chat import chat
 from chairlift.cli.check import check
 from chairlift.cli.evaluate import evaluate
 from chairlift.cli.models import models
+from chairlift.cli.replay import replay
 from chairlift.cli.run import run
 from chairlift.cli.serve import serve
 from chairlift.core.errors import ChairliftError
@@ -45,7 +46,7 @@ def _app() -> typer.Typer:
         context_settings=CONTEXT,
     )
     app.callback()(_root)
-    for command in (serve, chat, run, models, check):
+    for command in (serve, chat, run, models, check, replay):
         app.command()(command)
     app.add_typer(bench(CONTEXT))
     app.add_typer(evaluate(CONTEXT))

@@ -1,6 +1,7 @@
 """Flags that several commands have, and how their values are read. Names are those of vLLM, so that habits carry over."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -82,6 +83,17 @@ def numbers(value: str) -> tuple[int, ...]:
     if min(parsed) < 1:
         raise typer.BadParameter(f"{value!r} is not a list of numbers from 1 on")
     return tuple(dict.fromkeys(parsed))
+
+
+def fresh_file(path: Path | None) -> Path | None:
+    """A file that is to be written. BadParameter for one that is there already, or that could not be made."""
+    if path is None:
+        return None
+    if path.exists():
+        raise typer.BadParameter(f"{path} is there already, and is not written over")
+    if not os.access(path.parent, os.W_OK) or not path.parent.is_dir():
+        raise typer.BadParameter(f"{path.parent} is no folder that can be written to")
+    return path
 
 
 def check_stops(stops: list[str] | None) -> None:

@@ -240,6 +240,14 @@ def serve(
         int | None,
         typer.Option(min=1, metavar="TOKENS", help="Most prompt tokens that may wait."),
     ] = DEFAULTS.max_num_queued_tokens,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            callback=options.fresh_file,
+            help="Write down every decision of the scheduler, for `chairlift replay`; texts cannot be read from it.",
+        ),
+    ] = None,
     config: Annotated[  # noqa: ARG001  (its callback has read it)
         Path | None,
         typer.Option(
@@ -303,4 +311,5 @@ def serve(
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )
-    raise typer.Exit(run(Asked(model, host, port, tuple(served_model_name or ()), chat_template, engine, settings)))
+    names = tuple(served_model_name or ())
+    raise typer.Exit(run(Asked(model, host, port, names, chat_template, engine, settings, record)))

@@ -1,12 +1,13 @@
 """Puts a server together and tells the terminal about it: the address, what is served, and a request to try."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,14 @@ from rich.console import Console
 from chairlift import __version__, compose, machine
 from chairlift.cli.loading import sources, user_console
 from chairlift.cli.report import NO_TEMPLATE
+from chairlift.core.errors import ConfigError
+from chairlift.core.ports import Sink
 from chairlift.engine.client import EngineClient
+from chairlift.engine.tape import Writer
 from chairlift.observe.metrics import Metrics
 from chairlift.observe.prometheus import Exposition
+from chairlift.observe.record import Recorder, create
+from chairlift.observe.trace import Traces
 from chairlift.schedule.door import longest
 from chairlift.server import run as server
 from chairlift.server.service import Service, World, prompt_bytes
@@ -31,6 +37,8 @@ SWITCH_S = 0.0005
 
 
 ONE_RUN = "contiguous: every request reserves room for its longest answer, and prefixes are not shared"
+KEY_BITS = 256
+"""Of the key that records are made unreadable with. It is forgotten with the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class Asked:
     chat_template: Path | None
     engine: compose.EngineOptions
     settings: Settings
+    record: Path | None = None
+    """Where the decisions of the scheduler are written down."""
 
 
 def run(asked: Asked) -> int:
@@ -53,7 +63,7 @@ def run(asked: Asked) -> int:
     console = user_console()
     _log_to_stderr()
     sys.setswitchinterval(SWITCH_S)
-    with server.bind(asked.host, asked.port) as listener:
+    with contextlib.ExitStack() as at_end, server.bind(asked.host, asked.port) as listener:
         address = _address(asked.host, listener)
         _say(console, f"{address} is ours; loading {asked.model} (until then requests get 503)")
 
@@ -68,7 +78,10 @@ def run(asked: Asked) -> int:
             widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
 
             def start() -> Service:
-                service = _service(engine, asked, max_prompt_bytes=widest)
+                recorders = [] if asked.record is None else [_recorder(engine, asked, asked.record)]
+                for recorder in recorders:
+                    at_end.callback(recorder.close)
+                service = _service(engine, asked, recorders, max_prompt_bytes=widest)
                 for line in banner(engine, asked, address):
                     _say(console, line)
                 return service
@@ -78,14 +91,25 @@ def run(asked: Asked) -> int:
         return server.serve(listener, load, asked.settings)
 
 
-def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> Service:
-    metrics, world = Metrics(), World()
+def _recorder(engine: compose.Engine, asked: Asked, path: Path) -> Recorder:
+    """ConfigError if there can be no such file."""
+    world = World()
+    writer = Writer(engine.fit.config, key=world.randbits(KEY_BITS).to_bytes(KEY_BITS // 8, "little"))
+    header = writer.header(version=__version__, model=_names(engine, asked)[0], started=world.now())
+    try:
+        return Recorder(create(path), writer, header).start()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _service(engine: compose.Engine, asked: Asked, recorders: Sequence[Sink], *, max_prompt_bytes: int) -> Service:
+    metrics, traces, world = Metrics(), Traces(), World()
     names = _names(engine, asked)
     return Service(
         names=names,
         tokenizer=engine.tokenizer,
         template=engine.template,
-        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics]).start(),
+        client=EngineClient(engine.fit.config, engine.executor, sinks=[metrics, traces, *recorders]).start(),
         metrics=Exposition(metrics, model_name=names[0], config=engine.fit.config),
         created=int(world.now()),
         fingerprint=fingerprint(engine),
@@ -93,6 +117,7 @@ def _service(engine: compose.Engine, asked: Asked, *, max_prompt_bytes: int) -> 
         settings=asked.settings,
         defaults=engine.model.defaults,
         world=world,
+        traces=traces,
     )
 
 
@@ -122,6 +147,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         *([f"layout    {ONE_RUN}"] if fit.config.kv_layout == "contiguous" else []),
         f"order     {fit.config.scheduling_policy}; {_who(asked.settings)}",
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
+        *([] if asked.record is None else [f"record    {asked.record}"]),
         f"address   {address}/v1",
         "try       " + _curl(engine, names[0], asked.settings, address),
     ]

@@ -47,3 +47,7 @@ class Unavailable(Refused):
 
 class NothingAllowed(ChairliftError):
     """A draw from which every token is excluded, by a mask, a ban, or both together."""
+
+
+class RecordError(ChairliftError):
+    """A record that cannot be replayed: not one of ours, of another version, or broken."""

@@ -1,9 +1,29 @@
-"""What the engine says about itself after every step. Sinks consume it; nothing in the core ever reads it."""
+"""What the engine is told, and what it says about itself after every step. Sinks consume that; nothing in the core reads it."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from chairlift.core.types import Output, Plan, Request, Snapshot
+from chairlift.core.types import Finish, Output, Plan, Request, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Queue this request; it has passed the door."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End a choice from outside: its client left ("abort"), or its text is complete ("stop")."""
+
+    choice: str
+    finish: Finish
+    reason: str | None = None
+
+
+Told = Submit | End
+"""What is told to an engine and changes what it decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +52,15 @@ class Step:
     wake_at: float | None = None
     blamed: tuple[Request, ...] = ()
     """Requests that made a step fail in which they were alone, while the executor was sound."""
+    put_back: tuple[str, ...] = ()
+    """Choices that got their first token in this step, and wait to go on because memory is short."""
+    taken: tuple[Told, ...] = ()
+    """What was taken in before this step was decided, in order; `within`: while it was computed, before its result."""
+    within: tuple[Told, ...] = ()
+    failed: tuple[str, ...] = ()
+    """Rows that the executor named as failed."""
+    raised: bool = False
+    """The executor failed at the whole step. It took `elapsed_s` until then."""
 
 
 Health = Literal["ok", "stalled", "failed", "closed"]

@@ -243,6 +243,27 @@ class Move(NamedTuple):
     target: int
 
 
+Reason = Literal["no_block", "no_place", "budget", "gate", "making_way", "urgent", "share", "behind"]
+"""Why a request waits. The first of the queue does because
+
+- no_block: memory is not enough for it, or was just taken from somebody who runs;
+- no_place: as many run as may run;
+- budget: the step's tokens are spent, or what is left of them is too little to begin with;
+- gate: this way of batching lets nobody in at this moment;
+- making_way: others have made way for it in this step, and it gets on in the next.
+
+All others wait because somebody is before them: who came later but is more urgent (urgent), or whose tenant has had less
+(share), or for any other reason, most of all because he came earlier (behind).
+"""
+
+
+class Held(NamedTuple):
+    """Who is first of those that still wait after a decision, and why."""
+
+    reason: Reason
+    seq_id: str
+
+
 class Plan(NamedTuple):
     """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
 
@@ -255,6 +276,7 @@ class Plan(NamedTuple):
     preempted: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
+    held: Held | None = None
 
     @property
     def tokens(self) -> int:

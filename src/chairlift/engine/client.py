@@ -213,7 +213,7 @@ class EngineClient:
     def _end(self, choice: str, finish: Finish, reason: str | None = None) -> None:
         stream = self._streams.get(choice)
         if stream is not None:
-            self._loop.send(End(choice, finish))
+            self._loop.send(End(choice, finish, reason))
             self._deliver_one(stream, Output(choice, finish=finish, stop_reason=reason))
 
     def _forget(self, choice: str) -> None:

@@ -17,9 +17,11 @@ from chairlift.core.types import (
     TIMEOUT,
     Draw,
     Finish,
+    Held,
     Logprobs,
     Output,
     Plan,
+    Reason,
     Request,
     Result,
     Row,
@@ -71,10 +73,13 @@ class Scheduler:
         """What was computed since policies were last told of anything, and when it was decided."""
         self._again_at: float | None = None
         """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
+        self._held: Held | None = None
+        """Who was left waiting by the step that is being decided."""
         self._closed: list[str] = []
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
         self._admitted: list[Admitted] = []
+        self._put_back: list[str] = []
         self._blamed: list[Request] = []
 
     # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,19 +116,24 @@ class Scheduler:
         self._policy.observe(self._past(now))
         match self._trials.begin():
             case Kind.PROOF:
-                return self._planned_at(now, [PROOF], [])
+                planned = [PROOF], list[str]()
             case Kind.TRIAL:
-                return self._planned_at(now, *self._trial(self._trials.suspect))
+                planned = self._trial(self._trials.suspect)
             case Kind.USUAL:
                 return self._planned_at(now, *self._passes(now))
+        self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
+        return self._planned_at(now, *planned)
 
     def _passes(self, now: float) -> tuple[list[Work], list[str]]:
         """Rows of a usual step, and who lost his blocks for it."""
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
+        why: Reason = "making_way" if preempted else "no_block"
         grants = self._go_on(budget, preempted, behind=not preempted and self._somebody_fits(now))
         budget -= sum(count for _, count in grants)
-        if not preempted:  # memory that was just taken from one is not given to another
+        if preempted:  # memory that was just taken from one is not given to another
+            self._held = self._first(why, now)
+        else:
             budget -= self._get_on(grants, budget, now)
         work = [self._work(sequence, count) for sequence, count in grants]
         work += self._policy.gate.padding(budget)
@@ -133,7 +143,7 @@ class Scheduler:
         closed: list[str] = []
         if work:  # a plan without work is not launched, so the news would be lost
             closed, self._closed = self._closed, closed
-        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._memory.moves())
+        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._memory.moves(), self._held)
         self._step += 1
         self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
@@ -181,6 +191,11 @@ class Scheduler:
         admitted = tuple(self._admitted)
         self._admitted.clear()
         return admitted
+
+    def drain_put_back(self) -> tuple[str, ...]:
+        put_back = tuple(self._put_back)
+        self._put_back.clear()
+        return put_back
 
     def drain_blamed(self) -> tuple[Request, ...]:
         blamed = tuple(self._blamed)
@@ -331,14 +346,26 @@ class Scheduler:
         while (sequence := self._candidate(now)) is not None:
             match = self._memory.match(sequence)
             if not self._policy.split.starts(self._memory.missing(sequence, match), budget - spent):
-                break
+                self._held = Held("budget", sequence.id)
+                return spent
             if not self._fits(sequence, match):
-                break
+                self._held = Held("no_block", sequence.id)
+                return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
             grants.append((sequence, count))
             spent += count
+        self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
+
+    def _lacks_places(self, now: float) -> bool:
+        """Rather than the gate, it is the number of places that keeps whoever is next from joining."""
+        full = self._places() >= self.config.max_num_seqs
+        return full or self._policy.gate.next(self._queue, self.running, now) is not None
+
+    def _first(self, why: Reason, now: float) -> Held | None:
+        first = self._queue.peek(now)
+        return None if first is None else Held(why, first.id)
 
     def _candidate(self, now: float) -> Sequence | None:
         """Who would join next if budget and memory allow it."""
@@ -424,6 +451,7 @@ class Scheduler:
             others = [other for other in self.running if other is not sequence]
             if not sequence.blocks or not self._policy.headroom.admits(sequence, 0, self.pool, others):
                 self._preempt(sequence)
+                self._put_back.append(sequence.id)
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)

@@ -43,6 +43,7 @@ READING: tuple[tuple[str, ServiceHandler], ...] = (
     ("/v1/models", list_models),
     ("/v1/models/{model:path}", show_model),
     ("/v1/requests", oversight.list_requests),
+    ("/v1/requests/{id}/trace", oversight.trace_request),
 )
 ENDING: tuple[tuple[str, ServiceHandler], ...] = (("/v1/requests/{id}/cancel", oversight.cancel_request),)
 """They are answered while the server drains as well."""

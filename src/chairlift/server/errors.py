@@ -85,9 +85,9 @@ def unknown_model(names: Sequence[str]) -> ApiError:
     return ApiError(404, f"this model is not served here; served: {', '.join(names)}", type="NotFoundError", param="model")
 
 
-def unknown_request() -> ApiError:
-    """No such request in flight (404), or none that the caller may see: that is not told apart."""
-    return ApiError(404, "there is no such request in flight", type="NotFoundError", param="id")
+def unknown_request(where: str = "in flight") -> ApiError:
+    """No such request (404), or none that the caller may see: that is not told apart."""
+    return ApiError(404, f"there is no such request {where}", type="NotFoundError", param="id")
 
 
 def forbidden(message: str) -> ApiError:

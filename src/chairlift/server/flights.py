@@ -1,6 +1,6 @@
 """Which requests are being answered, by the names that clients know, and whose they are. Knows no engine and no HTTP."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -9,6 +9,8 @@ from chairlift.core.types import MAX_TENANTS
 
 OTHERS = "others"
 """The last of MAX_TENANTS, which all share who come while the others are being served."""
+MAX_ENDED = 1000
+"""So many are still known after their end, for whoever asks what became of them."""
 
 
 class Flight(NamedTuple):
@@ -30,6 +32,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[str, Flight] = {}
+        self._ended: OrderedDict[str, Flight] = OrderedDict()
         self._tenants: Counter[str] = Counter()
 
     @contextmanager
@@ -41,10 +44,12 @@ class Flights:
             yield
         finally:
             for name, flight in flights.items():
-                del self._flights[name]
+                self._ended[name] = self._flights.pop(name)
                 self._tenants[flight.tenant] -= 1
                 if not self._tenants[flight.tenant]:
                     del self._tenants[flight.tenant]
+            while len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
 
     def seat(self, tenant: str) -> str:
         """Who the next request of a tenant is to be counted to: to itself, unless too many others are being served."""
@@ -57,3 +62,8 @@ class Flights:
     def named(self, request_id: str) -> Iterable[tuple[str, Flight]]:
         """Those that a client knows by this id; two requests may have chosen the same."""
         return [(name, flight) for name, flight in self._flights.items() if flight.id == request_id]
+
+    def remembered(self, request_id: str) -> Iterable[tuple[str, Flight]]:
+        """The same, and before them those that have ended lately."""
+        ended = [(name, flight) for name, flight in self._ended.items() if flight.id == request_id]
+        return [*ended, *self.named(request_id)]

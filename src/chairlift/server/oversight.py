@@ -1,4 +1,6 @@
-"""GET /v1/requests and POST /v1/requests/{id}/cancel: what is in flight, and the end of it. Everyone sees only their own."""
+"""What is in flight (GET /v1/requests), the end of it (POST /v1/requests/{id}/cancel), and what became of it and why it waited
+(GET /v1/requests/{id}/trace). Everyone sees only their own.
+"""
 
 from typing import Any
 
@@ -7,10 +9,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from chairlift.core.types import Standing
+from chairlift.observe.trace import Event, Trace
 from chairlift.server.callers import overseer
 from chairlift.server.errors import unknown_request
 from chairlift.server.flights import Flight
 from chairlift.server.service import Service
+
+DIGITS = 6
+"""Of times: microseconds."""
 
 
 async def list_requests(service: Service, request: Request) -> ASGIApp:
@@ -51,3 +57,33 @@ async def cancel_request(service: Service, request: Request) -> ASGIApp:
     for name in names:
         service.client.cancel(name)
     return JSONResponse({"id": request_id, "object": "request", "cancelled": True})
+
+
+async def trace_request(service: Service, request: Request) -> ASGIApp:
+    """The story of every choice of a request, in flight or ended lately. It is told without asking the engine."""
+    caller = overseer(service.settings, request)
+    request_id, now = request.path_params["id"], service.client.now()
+    flights = [(name, flight) for name, flight in service.flights.remembered(request_id) if caller.sees(flight.owner)]
+    traces = [(flight, service.traces.read(name, now)) for name, flight in flights]
+    data = [_told(flight, trace) for flight, trace in traces if trace is not None]
+    if not data:
+        raise unknown_request("in flight, or ended lately")
+    return JSONResponse({"id": request_id, "object": "request.trace", "data": data})
+
+
+def _told(flight: Flight, trace: Trace) -> dict[str, Any]:
+    """Times are in seconds since arrival."""
+    return {
+        "index": flight.choice,
+        "model": flight.model,
+        "created": flight.created,
+        "ended": trace.ended,
+        "waited_s": {reason: round(lasted_s, DIGITS) for reason, lasted_s in trace.waited_s.items()},
+        "events": [_event(event) for event in trace.events],
+        "dropped": trace.dropped,
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    told = {name: value for name, value in event._asdict().items() if value is not None}
+    return {"at_s": round(told.pop("at_s"), DIGITS), "event": told.pop("kind"), **told}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from chairlift.core.errors import Unavailable
 from chairlift.engine.client import EngineClient
 from chairlift.observe.prometheus import Exposition
+from chairlift.observe.trace import Traces
 from chairlift.server.flights import Flights
 from chairlift.server.settings import Settings
 from chairlift.text.template import ChatTemplate
@@ -53,6 +54,8 @@ class Service:
     defaults: Mapping[str, float] = field(default_factory=dict[str, float])
     world: World = field(default_factory=World)
     flights: Flights = field(default_factory=Flights)
+    traces: Traces = field(default_factory=Traces)
+    """A sink of the engine as well."""
 
 
 def prompt_bytes(tokenizer: Tokenizer, longest: int) -> int:

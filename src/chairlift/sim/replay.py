@@ -1,0 +1,123 @@
+"""Plays a record again: the very same core, over an executor that says what the recorded one said, by the recorded clock.
+
+Knows what was recorded and compares what is decided now; computes nothing and knows no files. As long as every plan is that of
+the record, everything that a policy can look at is as it was then.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from chairlift.core.config import EngineConfig
+from chairlift.core.errors import RecordError, Refused
+from chairlift.core.events import Step, Submit
+from chairlift.core.types import Plan, Result, Row, Work, choice_id, choice_ids
+from chairlift.engine.core import EngineCore
+from chairlift.engine.tape import PLAIN, Header, Turn, digest, read
+from chairlift.schedule import door
+
+FAILED = "it failed when it was recorded"
+
+
+@dataclass(slots=True)
+class Replay:
+    """How far a record could be followed. `difference` says in one line where a plan was another, or is None."""
+
+    header: Header
+    steps: int = 0
+    requests: int = 0
+    preemptions: int = 0
+    first_s: float | None = None
+    last_s: float = 0.0
+    difference: str | None = None
+
+    @property
+    def lasted_s(self) -> float:
+        """By the engine's clock, from the first step to the last."""
+        return 0.0 if self.first_s is None else self.last_s - self.first_s
+
+
+def replay(lines: Iterable[str]) -> Replay:
+    """Follows a record to its end or to the first difference. Raises RecordError for lines that are none of a record."""
+    header, turns = read(lines)
+    done, player = Replay(header), Player(header.config)
+    for turn in turns:
+        step = player.play(turn)
+        done.steps += 1
+        done.requests += sum(isinstance(command, Submit) for command in (*turn.taken, *turn.within))
+        done.preemptions += len(step.plan.preempted)
+        done.first_s = turn.now if done.first_s is None else done.first_s
+        done.last_s = turn.now
+        done.difference = _difference(turn, step.plan)
+        if done.difference is not None:
+            break
+    return done
+
+
+class Player:
+    """A core, and the executor that it plays on."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._core = EngineCore(config, self)
+        self._config = config
+        self._turn: Turn | None = None
+        self._plan = Plan(0, ())
+
+    def play(self, turn: Turn) -> Step:
+        """One recorded step. Raises RecordError if it submits what no door lets through."""
+        self._check(turn)
+        self._turn = turn
+        self._core.inbox.extend(turn.taken)
+        if turn.number < 0:
+            return self._core.abandon(turn.now, FAILED)
+        try:
+            return self._core.step(turn.now)
+        except _Raised:
+            step = self._core.fail_step(turn.now + turn.elapsed_s, FAILED)
+            assert step is not None, "what has raised was the executor"
+            return step
+
+    def launch(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def collect(self) -> Result:
+        turn = self._turn
+        assert turn is not None, "steps are taken by `play` alone"
+        self._core.inbox.extend(turn.within)
+        if turn.raised:
+            raise _Raised
+        rows = tuple(_row(work, turn) for work in self._plan.work if work.draws)
+        failed = tuple((name, FAILED) for name in turn.failed)
+        return Result(self._plan.step, rows, failed, turn.elapsed_s)
+
+    def close(self) -> None: ...
+
+    def _check(self, turn: Turn) -> None:
+        requests = [command.request for command in (*turn.taken, *turn.within) if isinstance(command, Submit)]
+        flying = {sequence.id for sequence in self._core.scheduler.sequences} if requests else set[str]()
+        for request in requests:
+            if not flying.isdisjoint(choice_ids(request)):
+                raise RecordError(f"step {turn.number}: request {request.id} is submitted twice")
+            try:
+                door.check(request, self._config)
+            except Refused as refused:
+                raise RecordError(f"step {turn.number}: request {request.id}: {refused}") from None
+            flying.update(choice_ids(request))
+
+
+class _Raised(Exception):
+    """The recorded executor failed here."""
+
+
+def _row(work: Work, turn: Turn) -> Row:
+    """The first draw is the row's own, so the rest of its name is that of the request; others are of choices that follow it."""
+    request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
+    return Row(work.seq_id, tuple(turn.drawn.get(choice_id(request_id, draw.choice), PLAIN) for draw in work.draws))
+
+
+def _difference(turn: Turn, plan: Plan) -> str | None:
+    if digest(plan) == turn.plan and plan.step == turn.number:
+        return None
+    told = f"step {turn.number}: the recorded plan has {turn.rows} rows and {turn.tokens} tokens"
+    if (len(plan.work), plan.tokens) == (turn.rows, turn.tokens):
+        return f"{told}; so has the replayed one, but they are others"
+    return f"{told}, the replayed one {len(plan.work)} rows and {plan.tokens} tokens"
