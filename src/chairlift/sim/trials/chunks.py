@@ -39,7 +39,8 @@ def mixed(moments: Iterable[float], chance: Chance) -> list[Ask]:
     def drawn(moment: float) -> Arrival:
         if chance.random() < LONG_PART:
             return Arrival(moment, LONG_PROMPT, LONG_ANSWER)
-        return Arrival(moment, *(least + round(chance.expovariate(1 / more)) for least, more in (CHAT_PROMPT, CHAT_ANSWER)))
+        prompt, answer = (least + round(chance.expovariate(1 / more)) for least, more in (CHAT_PROMPT, CHAT_ANSWER))
+        return Arrival(moment, prompt, answer)
 
     return asks(map(drawn, moments), max_tokens=1024)
 
