@@ -8,7 +8,8 @@ from engines import ride
 from virtual import Ride, request
 
 BUDGET, PLACES, HUGE, SMALL = 32, 4, 600, 3
-FLOOR = BUDGET // 8
+LEAST = BUDGET // 16
+"""Where a target cannot be met."""
 LEFT = BUDGET - PLACES
 """Tokens for prompts in a step in which as many as can be want a next token."""
 
@@ -16,18 +17,18 @@ SPLITS: dict[str, dict[str, Any]] = {
     "chunked": {"split": "chunked"},
     "balanced": {"split": "balanced"},
     "whole": {"split": "whole"},
-    # A step takes a second, so a target of less leaves prompts no more than the floor: the worst case.
+    # A step takes a second, so a target of less leaves prompts no more than the least: the worst case.
     "adaptive": {"split": "chunked", "itl_target_s": 0.5},
 }
 
-SMALL_STEPS = {"chunked": 1, "balanced": 1, "whole": ceil(HUGE / LEFT) + 1, "adaptive": 2}
+SMALL_STEPS = {"chunked": 1, "balanced": 1, "whole": ceil(HUGE / LEFT) + 1, "adaptive": ceil(SMALL / (LEAST // 2))}
 """Until the first token of a small prompt that gets on beside a huge one, the step included."""
 
 HUGE_STEPS = {
     "chunked": ceil(HUGE / (LEFT // 2)),
     "balanced": ceil(HUGE / (LEFT // PLACES)),
     "whole": ceil(HUGE / LEFT) + 1,
-    "adaptive": ceil(HUGE / (FLOOR // 2)),
+    "adaptive": ceil(HUGE / (LEAST // 2)),
 }
 """Until the first token of a huge prompt whatever small ones come after it."""
 
@@ -74,5 +75,5 @@ def test_a_small_prompt_behind_many_huge_ones_waits_for_them_at_most(split: str)
     run.submit(request("small", range(SMALL), 2, arrival=run.now))
     since = len(run.steps)
     run.run()
-    share = FLOOR if split == "adaptive" else LEFT
+    share = LEAST if split == "adaptive" else LEFT
     assert steps_to_first_token(run, "small", since) <= ceil((PLACES - 1) * HUGE / share) + PLACES

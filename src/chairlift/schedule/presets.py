@@ -128,7 +128,7 @@ def _known(kind: str, name: str, names: Iterable[str]) -> str:
 
 def _gate(config: EngineConfig) -> Gate:
     gate = GATES.get(_known("preset", config.preset, PRESETS), GATES["continuous"])(config)
-    return gate if config.itl_target_s is None else Paced(gate, itl_target_s=config.itl_target_s, floor=_floor(config))
+    return gate if config.itl_target_s is None else Paced(gate, itl_target_s=config.itl_target_s, floor=_least(config))
 
 
 def _headroom(config: EngineConfig) -> Headroom:
@@ -141,7 +141,7 @@ def _split(config: EngineConfig) -> Split:
     split = SPLITS[_known("split", config.split, SPLITS)](config)
     if config.itl_target_s is not None:
         budget = config.max_num_batched_tokens
-        split = Adaptive(split, itl_target_s=config.itl_target_s, floor=_floor(config), budget=budget)
+        split = Adaptive(split, itl_target_s=config.itl_target_s, floor=_least(config), budget=budget)
     return PrefillFirst(split) if config.preset == PREFILL_FIRST else split
 
 
@@ -150,6 +150,11 @@ def _floor(config: EngineConfig) -> int:
     return max(1, config.max_num_batched_tokens // 8)
 
 
+def _least(config: EngineConfig) -> int:
+    """What all prompts together get of a step in any case, however long it takes."""
+    return max(1, config.max_num_batched_tokens // 16)
+
+
 def _chunk(config: EngineConfig) -> int:
-    """The smallest chunk of a prompt beside other prompts. Where all together may get no more than a floor, they share that."""
-    return _floor(config) if config.itl_target_s is None else max(1, _floor(config) // 4)
+    """The smallest chunk of a prompt beside other prompts. Where all may get no more than the least, they share that."""
+    return _floor(config) if config.itl_target_s is None else max(1, _least(config) // 4)
