@@ -28,7 +28,9 @@ async def test_it_is_served():
     assert "/v1/chat/completions" in answer.json()["paths"]
 
 
-@pytest.mark.parametrize("field", ["priority", "deadline_ms", "slo_class", "timeout_s", "user"])
+@pytest.mark.parametrize(
+    "field", ["priority", "deadline_ms", "slo_class", "timeout_s", "queue_timeout_s", "stall_timeout_s", "user"]
+)
 def test_what_decides_who_goes_first_is_explained(field: str) -> None:
     body = document("1")["components"]["schemas"]["ChatBody"]["properties"][field]
     assert len(json.dumps(body)) > len('{"description": ""}') + 40

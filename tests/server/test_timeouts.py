@@ -81,7 +81,9 @@ async def test_an_answer_ends_in_time_with_what_it_has(
             assert 3 <= answer.json()["usage"]["completion_tokens"] <= 4
 
 
-@pytest.mark.parametrize(("settings", "fields"), [*LIMITS, ({"queue_timeout_s": 10.0}, {})])
+@pytest.mark.parametrize(
+    ("settings", "fields"), [*LIMITS, ({"queue_timeout_s": 10.0}, {}), ({"queue_timeout_s": 99.0}, {"queue_timeout_s": 10})]
+)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_before_the_first_token_it_is_408_and_not_to_be_retried(
     settings: dict[str, Any], fields: dict[str, Any], stream: bool
@@ -144,11 +146,34 @@ async def test_after_a_keep_alive_the_status_is_out_and_the_408_is_an_event() ->
         await server.settled()
 
 
+@pytest.mark.parametrize("field", ["timeout_s", "queue_timeout_s", "stall_timeout_s"])
 @pytest.mark.parametrize("value", [0, -1, "5", 10**7, True, [1]])
-async def test_a_time_that_is_none_is_400(value: Any) -> None:
+async def test_a_time_that_is_none_is_400(field: str, value: Any) -> None:
     async with serving() as server:
-        answer = await server.complete(timeout_s=value)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout_s")
+        answer = await server.complete("hi\n", **{field: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "expected"),
+    [
+        ({"stall_timeout_s": 10.0}, {}, 10.0),
+        ({}, {"stall_timeout_s": 5}, 5.0),
+        ({"stall_timeout_s": 10.0}, {"stall_timeout_s": 5}, 5.0),
+        ({"stall_timeout_s": 10.0}, {"stall_timeout_s": 50}, 10.0),
+        ({}, {}, None),
+    ],
+)
+async def test_the_shorter_time_between_tokens_counts(
+    settings: dict[str, Any], fields: dict[str, Any], expected: float | None
+) -> None:
+    async with timed(**settings) as (server, executor, _):
+        asking = asyncio.create_task(server.post(COMPLETIONS, body(COMPLETIONS, **fields)))
+        executor.allow()
+        await computed(executor, 1)
+        assert [one.request.limits.stall_s for one in server.client._core.scheduler.sequences] == [expected]
+        executor.open()
+        await asking
 
 
 async def test_without_limits_nothing_ends_by_time() -> None:

@@ -121,7 +121,7 @@ def _request(
         tenant=asker.tenant,
         ttft_target_s=_target(service.settings, body),
         cache_salt=asker.salted(body.cache_salt or ""),
-        limits=_limits(service.settings, body.timeout_s, arrival),
+        limits=_limits(service.settings, body, arrival),
         samples=body.samples,
     )
 
@@ -137,14 +137,20 @@ def _target(settings: Settings, body: GenerationBody) -> float | None:
     return None if body.slo_class is None else classes[body.slo_class].ttft_s
 
 
-def _limits(settings: Settings, timeout_s: float | None, arrival: float) -> Limits:
-    """The client may shorten the time that the operator allows."""
-    total = [time_s for time_s in (timeout_s, settings.request_timeout_s) if time_s]
+def _limits(settings: Settings, body: GenerationBody, arrival: float) -> Limits:
+    """The client may shorten the times that the operator allows."""
+    queue_s = _shorter(body.queue_timeout_s, settings.queue_timeout_s)
+    total_s = _shorter(body.timeout_s, settings.request_timeout_s)
     return Limits(
-        queue_until=arrival + settings.queue_timeout_s if settings.queue_timeout_s else None,
-        finish_until=arrival + min(total) if total else None,
-        stall_s=settings.stall_timeout_s or None,
+        queue_until=None if queue_s is None else arrival + queue_s,
+        finish_until=None if total_s is None else arrival + total_s,
+        stall_s=_shorter(body.stall_timeout_s, settings.stall_timeout_s),
     )
+
+
+def _shorter(asked_s: float | None, allowed_s: float) -> float | None:
+    """Of two times, 0 and None being no limit."""
+    return min((time_s for time_s in (asked_s, allowed_s) if time_s), default=None)
 
 
 def _answer_room(service: Service, prompt_len: int, wanted: Wanted, param: str) -> int:

@@ -245,6 +245,13 @@ Biases = Annotated[
 ]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, description="Seconds from arrival; then the answer ends as it is.")]
+QueueTimeout = Annotated[
+    float, Field(gt=0, le=MAX_TIMEOUT_S, description="Seconds from arrival in which it must get on; otherwise it is a 408.")
+]
+StallTimeout = Annotated[
+    float,
+    Field(gt=0, le=MAX_TIMEOUT_S, description="Seconds between two tokens; an answer that waits for longer ends as it is."),
+]
 Priority = Annotated[
     int,
     Field(
@@ -355,6 +362,8 @@ class GenerationBody(BaseModel):
     cache_salt: Annotated[str, AfterValidator(_salt)] | None = None
     request_id: Annotated[str, AfterValidator(_request_id)] | None = None
     timeout_s: Timeout | None = None
+    queue_timeout_s: QueueTimeout | None = None
+    stall_timeout_s: StallTimeout | None = None
     priority: Priority | None = None
     deadline_ms: Deadline | None = None
     slo_class: SloClassName | None = None
