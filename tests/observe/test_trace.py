@@ -55,6 +55,13 @@ def test_who_finds_all_places_taken_waits_for_one():
     assert engine.story("b").waited_s == {"no_place": 5.0}
 
 
+def test_whom_the_pace_keeps_out_waits_for_the_gate():
+    engine = watched(max_num_seqs=16, num_blocks=60, itl_target_s=0.5)  # a step takes a second, so only few may run
+    engine.ride.submit(*(request(str(number), range(number, number + 3), 5) for number in range(8)))
+    engine.run()
+    assert {reason for number in range(8) for _, reason in engine.reasons(str(number))} == {"gate", "behind"}
+
+
 def test_who_does_not_fit_into_memory_waits_for_blocks():
     engine = watched()
     engine.ride.submit(request("a", range(60), 4), request("b", range(100, 130), 4))

@@ -160,7 +160,10 @@ class QueueMachine(RuleBasedStateMachine):
             assert first is None
             return
         assert first is not None
-        proposed = [queue.peek(0.0) for queue in self.queue._classes.values()]
+        proposed = [one.queue.peek(0.0) for one in self.queue._classes.values()]
+        assert [bound for bound, _ in self.queue._bounds] == sorted(
+            min(AGED(one) for one in self.waiting if one.request.priority == priority) for priority in self.queue._classes
+        )
         assert AGED(first) == min(AGED(one) for one in proposed if one is not None)
         peers = [one for one in self.waiting if one.request.priority == first.request.priority]
         least = min(self.ledger.counter(one.request.tenant) for one in peers)

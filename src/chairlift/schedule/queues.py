@@ -157,45 +157,84 @@ class Fair:
         return self._ledger.counter(tenant), self._since[tenant], tenant
 
 
+class _Class(NamedTuple):
+    queue: Queue
+    ages: Sorted
+    """The same sequences by rank."""
+
+    @property
+    def bound(self) -> float | None:
+        """Nobody in it has a smaller rank. None: nobody is in it."""
+        oldest = self.ages.peek(0.0)
+        return None if oldest is None else self.ages.key_of(oldest)
+
+
 class Classes:
     """A queue per priority. Whose first request has the smallest rank is next; who is first within a class, the class says.
 
     It is the rank of him who would go that counts, not that of the oldest: where a class makes an old one wait for its younger
-    ones, those are no reason to make a lower class wait.
+    ones, those are no reason to make a lower class wait. But as no class has anybody of a smaller rank than its oldest, most
+    classes need not be asked.
     """
 
     def __init__(self, rank: Key, inner: Callable[[], Queue]) -> None:
         self._rank = rank
         self._inner = inner
         self._pattern = inner()
-        self._classes: dict[int, Queue] = {}
+        self._classes: dict[int, _Class] = {}
+        self._bounds: list[tuple[float, int]] = []
+        """Of each class its bound and its priority, in order."""
 
     def push(self, sequence: Sequence) -> None:
         priority = sequence.request.priority
         if priority not in self._classes:
-            self._classes[priority] = self._inner()
-        self._classes[priority].push(sequence)
+            self._classes[priority] = _Class(self._inner(), Sorted(self._rank, resumed_first=False))
+        one = self._classes[priority]
+        before = one.bound
+        one.queue.push(sequence)
+        one.ages.push(sequence)
+        self._rebound(priority, before)
 
     def remove(self, sequence: Sequence) -> None:
-        queue = self._classes[sequence.request.priority]
-        queue.remove(sequence)
-        if not len(queue):
-            del self._classes[sequence.request.priority]
+        priority = sequence.request.priority
+        one = self._classes[priority]
+        before = one.bound
+        one.queue.remove(sequence)
+        one.ages.remove(sequence)
+        self._rebound(priority, before)
 
     def peek(self, now: float) -> Sequence | None:
-        firsts = (queue.peek(now) for queue in self._classes.values())
-        return min((first for first in firsts if first is not None), key=self._before, default=None)
+        best: Sequence | None = None
+        for bound, priority in self._bounds:
+            if best is not None and self._before(best) <= (bound, priority):
+                break
+            first = self._classes[priority].queue.peek(now)
+            if first is not None and (best is None or self._before(first) < self._before(best)):
+                best = first
+        return best
 
     def __iter__(self) -> Iterator[Sequence]:
         """One class after another, as the first of each would go."""
-        queues = sorted(self._classes.values(), key=lambda queue: self._before(next(iter(queue))))
-        return chain.from_iterable(queues)
+        queues = [self._classes[priority].queue for _, priority in self._bounds]
+        return chain.from_iterable(sorted(queues, key=lambda queue: self._before(next(iter(queue)))))
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._classes.values())
+        return sum(len(one.ages) for one in self._classes.values())
 
     def badness(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.request.priority, *self._pattern.badness(sequence))
 
     def _before(self, sequence: Sequence) -> tuple[float, int]:
         return self._rank(sequence), sequence.request.priority
+
+    def _rebound(self, priority: int, before: float | None) -> None:
+        """Puts the class where it belongs now. One that is empty is dropped."""
+        bound = self._classes[priority].bound
+        if bound == before:
+            return
+        if before is not None:
+            del self._bounds[bisect_left(self._bounds, (before, priority))]
+        if bound is None:
+            del self._classes[priority]
+        else:
+            insort(self._bounds, (bound, priority))

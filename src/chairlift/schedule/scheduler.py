@@ -360,8 +360,9 @@ class Scheduler:
 
     def _lacks_places(self, now: float) -> bool:
         """Rather than the gate, it is the number of places that keeps whoever is next from joining."""
-        full = self._places() >= self.config.max_num_seqs
-        return full or self._policy.gate.next(self._queue, self.running, now) is not None
+        free = self.config.max_num_seqs - self._places()
+        sequence = self._policy.gate.next(self._queue, self.running, now) if free > 0 else None
+        return free <= 0 or (sequence is not None and sequence.places > free)
 
     def _first(self, why: Reason, now: float) -> Held | None:
         first = self._queue.peek(now)
