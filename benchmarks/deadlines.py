@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from chairlift.core.errors import TraceError
 from chairlift.sim.trials.clairvoyant import most_in_time
 from chairlift.sim.trials.deadlines import CLASSES, OVERLOAD, foreseen, kept, with_targets
 from chairlift.sim.trials.engines import A100, LARGE, Ask, asks, capacity, poisson
@@ -35,7 +36,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0)
     options = parser.parse_args()
-    trace = read_azure(options.trace)
+    try:
+        trace = read_azure(options.trace)
+    except TraceError as error:
+        raise SystemExit(f"error: {error}") from None
     print("capacity ...", file=sys.stderr)
     per_s = capacity(LARGE, A100, asks(random.Random(0).choices(trace, k=SAMPLE), max_tokens=MAX_TOKENS))
     print(f"capacity {per_s:.2f} requests/s, {OVERLOAD * per_s:.2f} come")

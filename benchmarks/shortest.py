@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from chairlift.core.errors import TraceError
 from chairlift.sim.trials.engines import A100, LARGE, Ask, asks, at_load, poisson, ride
 from chairlift.sim.trials.kinds import KINDS, of_kinds
 from chairlift.sim.trials.latencies import latency
@@ -47,10 +48,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=3000)
     options = parser.parse_args()
+    try:
+        trace = [] if options.trace is None else read_azure(options.trace)
+    except TraceError as error:
+        raise SystemExit(f"error: {error}") from None
     sizes = {"seeds": options.seeds, "requests": options.requests}
     compare("kinds", lambda moments, chance: of_kinds(KINDS, moments, chance, max_tokens=MAX_TOKENS), **sizes)
-    if options.trace is not None:
-        trace = read_azure(options.trace)
+    if trace:
 
         def drawn(moments: list[float], chance: random.Random) -> list[Ask]:
             lengths = chance.choices(trace, k=len(moments))

@@ -1,6 +1,7 @@
 """Streams over a real engine thread: merging, leaving, failures, limits. Nothing here waits on a clock."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
@@ -235,6 +236,28 @@ async def test_choices_count_as_requests_in_the_queue_and_their_prompt_once():
         client.cancel("b")
         with pytest.raises(QueueFull, match="100 prompt tokens are waiting already"):
             client.submit(request("e", range(5)))
+
+
+async def test_whoever_fills_the_queue_keeps_no_other_tenant_out():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor, max_num_seqs=1, max_num_queued_reqs=6, max_num_queued_tokens=60) as client:
+        client.submit_all([request(f"a{number}", range(10), tenant="a") for number in range(6)])
+        client.submit_all([request(f"b{number}", range(10), tenant="b") for number in range(3)])
+        for tenant in "ab":
+            with pytest.raises(QueueFull):
+                client.submit(request("more", range(10), tenant=tenant))
+        client.submit(request("c", range(10), tenant="c"))
+        with pytest.raises(QueueFull, match="prompt tokens"):
+            client.submit(request("d", range(30), tenant="d"))
+
+
+async def test_a_full_queue_is_at_most_twice_as_long_for_ever_new_tenants():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor, max_num_seqs=1, max_num_queued_reqs=4) as client:
+        for number in range(50):
+            with contextlib.suppress(QueueFull):
+                client.submit(request(str(number), range(3), tenant=str(number)))
+        assert len(client._queued) <= 2 * (4 + 1)
 
 
 async def test_idle_time_does_not_make_the_queue_look_slow():

@@ -9,6 +9,7 @@ from tiny import GatedExecutor, Server, serving
 
 from chairlift.core.config import EngineConfig
 from chairlift.server.flights import MAX_ENDED, Flight, Flights
+from chairlift.server.oversight import MAX_TOLD
 from chairlift.server.settings import Settings
 
 ONE_PLACE = EngineConfig(max_model_len=256, num_blocks=64, max_num_seqs=1, max_num_batched_tokens=64)
@@ -45,6 +46,15 @@ async def test_every_choice_has_its_story() -> None:
     async with serving() as server:
         await server.complete(["a\n", "b\n"], max_tokens=1, request_id="two")
         assert [told["index"] for told in await story(server, "cmpl-two")] == [0, 1]
+
+
+async def test_of_many_requests_of_one_id_the_latest_are_told() -> None:
+    async with serving() as server:
+        for number in range(MAX_TOLD + 3):
+            await server.complete("a\n", max_tokens=1 + (number > 2), request_id="same")
+        answer = (await server.http.get("/v1/requests/cmpl-same/trace")).json()
+        assert (len(answer["data"]), answer["omitted"]) == (MAX_TOLD, 3)
+        assert {told["events"][-1]["tokens"] for told in answer["data"]} == {2}
 
 
 async def test_who_waits_is_told_why_while_it_waits() -> None:

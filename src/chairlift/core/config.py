@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from chairlift.core.errors import ConfigError
 
+MAX_WEIGHT = 1_000_000
+"""Of a tenant's share, and its inverse the least: counters of service stay numbers that can be compared."""
+
 KV_LAYOUTS = ("paged", "contiguous")
 """Blocks from anywhere as a request grows, or one run of neighbours that is reserved for all of it at once."""
 
@@ -63,8 +66,10 @@ class EngineConfig:
         if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:
             raise ConfigError(f"itl_target_s must be a number above 0, not {self.itl_target_s}")
         for tenant, weight in self.tenant_weights:
-            if not 0 < weight < math.inf:
-                raise ConfigError(f"the weight of tenant {tenant!r} must be a number above 0, not {weight}")
+            if not 1 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
+                raise ConfigError(
+                    f"the weight of tenant {tenant!r} must be from {1 / MAX_WEIGHT} to {MAX_WEIGHT:,}, not {weight}"
+                )
         if self.max_model_len < 2:
             raise ConfigError("max_model_len must be at least 2: one token of prompt and one of answer")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -84,6 +84,27 @@ class Stream:
         self._filled.set()
 
 
+class _Room(NamedTuple):
+    """How much may wait, of whom `parts` tenants share it.
+
+    When it is full, a tenant still gets in who would have no more than an equal part of it: otherwise one that fills the queue
+    would keep all others out, before anybody can be fair to them. For them there is as much room again, and no more.
+    """
+
+    size: int
+    parts: int
+
+    def has(self, waiting: int, own: int, more: int) -> bool:
+        if waiting + more <= self.size:
+            return True
+        return self.parts > 1 and own + more <= self.size // self.parts and waiting + more <= 2 * self.size
+
+
+def _prompt_tokens(requests: Iterable[Request]) -> int:
+    """Choices of one request have their prompt in common."""
+    return sum(len(request.prompt) for request in {one.id: one for one in requests}.values())
+
+
 class EngineClient:
     """One engine in a thread of this process. Make and `start` it on the event loop that uses it; `close` it at the end."""
 
@@ -233,12 +254,19 @@ class EngineClient:
                 f"the request wants {count} answers, but at most {config.max_num_seqs} can run"
                 f" and {config.max_num_queued_reqs} wait"
             )
+        tenant = requests[0].tenant if requests else ""
         free_places = max(0, config.max_num_seqs - (len(self._streams) - queued))
-        if queued + count > config.max_num_queued_reqs + free_places:
+        own = [one for one in self._queued.values() if one.tenant == tenant]
+        room = _Room(
+            config.max_num_queued_reqs + free_places, parts=len({one.tenant for one in self._queued.values()} | {tenant})
+        )
+        if not room.has(queued, len(own), count):
             raise self._full("max_num_queued_reqs", f"{queued} requests are waiting already")
-        waiting = sum(len(request.prompt) for request in {one.id: one for one in self._queued.values()}.values())
-        tokens = waiting + sum(len(request.prompt) for request in requests)
-        if config.max_num_queued_tokens is not None and queued and tokens > config.max_num_queued_tokens:
+        if config.max_num_queued_tokens is None or not queued:
+            return
+        waiting, tokens = _prompt_tokens(self._queued.values()), _prompt_tokens(requests)
+        room = _Room(config.max_num_queued_tokens, parts=room.parts)
+        if not room.has(waiting, _prompt_tokens(own), tokens):
             raise self._full("max_num_queued_tokens", f"{waiting} prompt tokens are waiting already")
 
     def _full(self, limit: str, what: str) -> QueueFull:

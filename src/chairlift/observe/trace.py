@@ -235,7 +235,7 @@ class Traces:
 
     def _note(self, story: _Story, at: float, event: Event) -> None:
         hold = self._forgotten + len(self._holds) - 1
-        story.add(_Noted(at, hold, event._replace(at_s=at - story.arrival)))
+        story.add(_Noted(at, hold, event._replace(at_s=max(0.0, at - story.arrival))))
 
     # ── what is told of it ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -32,9 +32,10 @@ _TRACE = {
     "properties": {
         "id": {"type": "string"},
         "object": {"const": "request.trace"},
+        "omitted": {"type": "integer", "description": "Choices of earlier requests of this id that are not told"},
         "data": {
             "type": "array",
-            "description": "One entry for each choice",
+            "description": "One entry for each choice of the latest requests of this id",
             "items": {
                 "type": "object",
                 "properties": {

@@ -19,6 +19,10 @@ DIGITS = 6
 """Of times: microseconds."""
 
 
+MAX_TOLD = 32
+"""Stories in one answer, the latest: clients may give many requests the same id, and telling them holds up everybody else."""
+
+
 async def list_requests(service: Service, request: Request) -> ASGIApp:
     """Every choice in flight that the caller may see: first those that run, then those that wait, in order."""
     caller = overseer(service.settings, request)
@@ -64,11 +68,11 @@ async def trace_request(service: Service, request: Request) -> ASGIApp:
     caller = overseer(service.settings, request)
     request_id, now = request.path_params["id"], service.client.now()
     flights = [(name, flight) for name, flight in service.flights.remembered(request_id) if caller.sees(flight.owner)]
-    traces = [(flight, service.traces.read(name, now)) for name, flight in flights]
+    traces = [(flight, service.traces.read(name, now)) for name, flight in flights[-MAX_TOLD:]]
     data = [_told(flight, trace) for flight, trace in traces if trace is not None]
     if not data:
         raise unknown_request("in flight, or ended lately")
-    return JSONResponse({"id": request_id, "object": "request.trace", "data": data})
+    return JSONResponse({"id": request_id, "object": "request.trace", "data": data, "omitted": max(0, len(flights) - MAX_TOLD)})
 
 
 def _told(flight: Flight, trace: Trace) -> dict[str, Any]:
