@@ -263,14 +263,12 @@ class Deadline:
         self._timely.push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        if not sequence.started:
-            self._onset.begin(sequence, self._target_s(sequence))
-        if sequence in self._late:
-            self._late.remove(sequence)
+        late = sequence in self._late
+        (self._late if late else self._timely).remove(sequence)
+        if sequence.finish is None:
+            self._goes_on(sequence, late=late)
+        if not len(self._late):
             self._since_late = 0
-        else:
-            self._timely.remove(sequence)
-            self._since_late += bool(len(self._late))
 
     def peek(self, now: float) -> Sequence | None:
         while (first := self._timely.peek(now)) is not None:
@@ -290,6 +288,12 @@ class Deadline:
 
     def badness(self, sequence: Sequence) -> tuple[float, ...]:
         return self._timely.badness(sequence)
+
+    def _goes_on(self, sequence: Sequence, *, late: bool) -> None:
+        """Only who gets on takes a turn: one that has ended while it waited has taken nothing from anybody."""
+        self._since_late = 0 if late else self._since_late + 1
+        if not sequence.started:
+            self._onset.begin(sequence, self._target_s(sequence))
 
     def _key(self, sequence: Sequence) -> float:
         return self._due(sequence) + SIZE_WEIGHT * self._onset_s(sequence)

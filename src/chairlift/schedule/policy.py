@@ -40,7 +40,7 @@ class Order(Protocol):
         ...
 
     def remove(self, sequence: Sequence) -> None:
-        """It gets on, or it has ended while it waited."""
+        """It gets on, or it has ended while it waited: then its `finish` is there already."""
         ...
 
     def peek(self, now: float) -> Sequence | None:

@@ -482,6 +482,7 @@ class Scheduler:
         logprobs: tuple[Logprobs, ...] = (),
     ) -> None:
         """The one way out: frees everything that the sequence holds, and answers."""
+        sequence.finish = finish  # first, so that the queue knows it for one that does not get on
         if sequence.running:
             self._get_off(sequence)
         elif sequence.leader is not None:
@@ -490,7 +491,6 @@ class Scheduler:
             self._queue.remove(sequence)
         if sequence.followers:
             self._succeed(sequence)
-        sequence.finish = finish
         self._limits.forget(sequence)
         del self._sequences[sequence.id]
         self._closed.append(sequence.id)
