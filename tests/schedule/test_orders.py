@@ -10,7 +10,17 @@ from virtual import Ride, request
 
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Limits, Sequence
-from chairlift.schedule.orders import AGING_S, LATE_TURN, LENGTH_WEIGHT, S_PER_CACHED_TOKEN, UNTARGETED_S, Seniority
+from chairlift.engine.core import EngineCore
+from chairlift.schedule.orders import (
+    AGING_S,
+    LATE_TURN,
+    LENGTH_WEIGHT,
+    S_PER_CACHED_TOKEN,
+    UNTARGETED_S,
+    Onset,
+    Ranked,
+    Seniority,
+)
 from chairlift.schedule.presets import ORDERS
 
 LOW = 1000
@@ -323,3 +333,31 @@ def test_a_prompt_whose_beginning_is_computed_meanwhile_moves_up():
     engine.submit(request("other", range(50, 90), 2, arrival=1.0), request("like", range(44), 2, arrival=1.5))
     engine.run()
     assert starts(engine) == ["seed", "like", "other"]
+
+
+# ── what is learned of first tokens ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def onset(core: EngineCore) -> Onset:
+    order = core.scheduler._policy.order
+    assert isinstance(order, Ranked)
+    return next(learner for learner in order._learners if isinstance(learner, Onset))
+
+
+def test_answers_of_one_token_teach_when_a_first_token_comes():
+    engine = one_by_one("deadline")
+    engine.submit(*(request(str(number), range(number, number + 9), 1, ttft_target_s=50.0) for number in range(10)))
+    engine.run()
+    assert onset(engine.core)._all.known == 10
+    assert onset(engine.core).seconds(9, 50.0) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_who_was_preempted_before_his_first_token_teaches_nothing():
+    engine = ride(scheduling_policy="deadline", max_num_seqs=1)
+    engine.submit(request("long", range(40), 2, priority=LOW))
+    engine.step()
+    engine.submit(request("urgent", range(5), 2, arrival=1.0))
+    engine.run()
+    assert engine.preemptions == 1
+    assert onset(engine.core)._all.known == 1
+    assert not onset(engine.core)._begun

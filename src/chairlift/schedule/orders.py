@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Protocol
 
 from chairlift.cache.prefix import PrefixIndex
-from chairlift.core.types import Sequence
+from chairlift.core.types import Plan, Sequence
 from chairlift.schedule.costs import Line
 from chairlift.schedule.lengths import Lengths
 from chairlift.schedule.policy import Past
@@ -205,15 +205,19 @@ class Onset:
         """It gets on."""
         self._begun[sequence.id] = _Begun(_hurry(target_s))
 
+    def forget(self, sequence: Sequence) -> None:
+        """It waits again: when it comes to its first token has to do with more than its prompt."""
+        self._begun.pop(sequence.id, None)
+
     def observe(self, past: Past) -> None:
-        for sequence in past.finished:
-            self._begun.pop(sequence.id, None)
-        if past.plan is None:
-            return
-        began, self._now = self._now, self._now + past.elapsed_s
-        for seq_id in past.plan.preempted:
-            self._begun.pop(seq_id, None)
-        for work in past.plan.work:
+        if past.plan is not None:
+            self._take_in(past.plan, past.elapsed_s)
+        for sequence in past.finished:  # only now, as the step in which one ended may be that of its first token
+            self.forget(sequence)
+
+    def _take_in(self, plan: Plan, elapsed_s: float) -> None:
+        began, self._now = self._now, self._now + elapsed_s
+        for work in plan.work:
             begun = self._begun.get(work.seq_id)
             if begun is None or work.pad:
                 continue
@@ -260,6 +264,7 @@ class Deadline:
         """So many have gone on since the last one of those who are late, or since nobody was late."""
 
     def push(self, sequence: Sequence) -> None:
+        self._onset.forget(sequence)
         self._timely.push(sequence)
 
     def remove(self, sequence: Sequence) -> None:

@@ -70,7 +70,7 @@ class Scheduler:
         self._step = 0
         self._count = 0
         self._planned: tuple[Plan, float] | None = None
-        """What was computed since policies were last told of anything, and when it was decided."""
+        """The usual step since policies were last told of anything, and when it was decided."""
         self._again_at: float | None = None
         """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._held: Held | None = None
@@ -122,7 +122,9 @@ class Scheduler:
             case Kind.USUAL:
                 return self._planned_at(now, *self._passes(now))
         self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
-        return self._planned_at(now, *planned)
+        plan = self._planned_at(now, *planned)
+        self._planned = None  # what such a step takes teaches nothing about others
+        return plan
 
     def _passes(self, now: float) -> tuple[list[Work], list[str]]:
         """Rows of a usual step, and who lost his blocks for it."""
