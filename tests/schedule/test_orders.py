@@ -17,6 +17,7 @@ from chairlift.schedule.orders import (
     LENGTH_WEIGHT,
     S_PER_CACHED_TOKEN,
     UNTARGETED_S,
+    CachedFirst,
     Onset,
     Ranked,
     Seniority,
@@ -333,6 +334,20 @@ def test_a_prompt_whose_beginning_is_computed_meanwhile_moves_up():
     engine.submit(request("other", range(50, 90), 2, arrival=1.0), request("like", range(44), 2, arrival=1.5))
     engine.run()
     assert starts(engine) == ["seed", "like", "other"]
+
+
+def test_who_comes_back_again_and_again_is_looked_up_once_in_each_round():
+    index = PrefixIndex(4)
+    queue = CachedFirst(index)
+    waiting = [Sequence(request(str(number), [number] * 6, arrival=float(number)), number) for number in range(3)]
+    for _ in range(20):
+        for sequence in waiting:
+            queue.push(sequence)
+        assert queue.peek(0.0) is waiting[0]
+        assert list(queue._turns.values()) == waiting
+        for sequence in waiting:
+            queue.remove(sequence)
+    assert not queue._turns
 
 
 # ── what is learned of first tokens ───────────────────────────────────────────────────────────────────────────────────────

@@ -5,10 +5,10 @@ that a moment has passed.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 from chairlift.cache.prefix import PrefixIndex
@@ -328,17 +328,19 @@ class CachedFirst:
         self._index = index
         self._s_per_token = s_per_token
         self._sorted = Sorted(self._key)
-        self._turns: deque[Sequence] = deque()
+        self._turns: OrderedDict[str, Sequence] = OrderedDict()
+        """All who wait; the one that was looked up the longest ago is the first."""
         self._refreshed_at: float | None = None
         self._seen: tuple[Sequence | None, int] = (None, 0)
         """Who was first when he was last looked up, and how often the cache had changed by then."""
 
     def push(self, sequence: Sequence) -> None:
         self._sorted.push(sequence)
-        self._turns.append(sequence)
+        self._turns[sequence.id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
         self._sorted.remove(sequence)
+        del self._turns[sequence.id]
 
     def peek(self, now: float) -> Sequence | None:
         if now != self._refreshed_at:
@@ -364,11 +366,9 @@ class CachedFirst:
         return (arrival(sequence), sequence.number)
 
     def _refresh(self) -> None:
-        for _ in range(min(REFRESHED, len(self._turns))):
-            sequence = self._turns.popleft()
-            if sequence in self._sorted:
-                self._look_up(sequence)
-                self._turns.append(sequence)
+        for sequence in list(islice(self._turns.values(), REFRESHED)):
+            self._look_up(sequence)
+            self._turns.move_to_end(sequence.id)
 
     def _look_up(self, sequence: Sequence) -> bool:
         """Sorts it by what of it is in the cache now. True if that has changed."""
