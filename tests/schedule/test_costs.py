@@ -65,7 +65,7 @@ def test_an_amount_that_is_seen_again_gets_a_new_price():
     st.lists(
         st.tuples(st.sampled_from((300, 1200)), st.tuples(*[st.sampled_from((0.0, 1.0, 300.0))] * 2)),
         min_size=1,
-        max_size=4,
+        max_size=3,
     )
 )
 def test_whatever_comes_and_goes_no_price_is_negative_and_the_latest_steps_are_predicted(

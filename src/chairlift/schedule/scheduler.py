@@ -488,7 +488,7 @@ class Scheduler:
         if sequence.running:
             self._get_off(sequence)
         elif sequence.leader is not None:
-            sequence.leader.followers.remove(sequence)
+            self._unfollow(sequence, sequence.leader)
         else:
             self._queue.remove(sequence)
         if sequence.followers:
@@ -511,6 +511,11 @@ class Scheduler:
         heir.leader = None
         self._follow(heir, others)
         self._queue.push(heir)
+
+    def _unfollow(self, follower: Sequence, leader: Sequence) -> None:
+        leader.followers.remove(follower)
+        if not leader.followers:
+            self._leading.pop(leader.id, None)
 
     def _follow(self, leader: Sequence, followers: list[Sequence]) -> None:
         leader.followers = followers
