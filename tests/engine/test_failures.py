@@ -15,7 +15,8 @@ from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.events import Step
 from chairlift.core.types import Plan, Request, Result, choice_ids
 from chairlift.engine.core import EngineCore
-from chairlift.schedule.orders import Deadline, Onset, Ranked, Seniority
+from chairlift.schedule.deadlines import Deadline, Onset
+from chairlift.schedule.orders import Ranked, Seniority
 from chairlift.schedule.policy import Past
 from chairlift.schedule.presets import PRESETS, preset
 from chairlift.schedule.scheduler import Scheduler

@@ -10,18 +10,10 @@ from virtual import Ride, request
 
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.types import Limits, Sequence
-from chairlift.engine.core import EngineCore
-from chairlift.schedule.orders import (
-    AGING_S,
-    LATE_TURN,
-    LENGTH_WEIGHT,
-    S_PER_CACHED_TOKEN,
-    UNTARGETED_S,
-    CachedFirst,
-    Onset,
-    Ranked,
-    Seniority,
-)
+from chairlift.schedule.cached import S_PER_CACHED_TOKEN
+from chairlift.schedule.deadlines import LATE_TURN, UNTARGETED_S
+from chairlift.schedule.lengths import LENGTH_WEIGHT
+from chairlift.schedule.orders import AGING_S, Seniority
 from chairlift.schedule.presets import ORDERS
 
 LOW = 1000
@@ -334,45 +326,3 @@ def test_a_prompt_whose_beginning_is_computed_meanwhile_moves_up():
     engine.submit(request("other", range(50, 90), 2, arrival=1.0), request("like", range(44), 2, arrival=1.5))
     engine.run()
     assert starts(engine) == ["seed", "like", "other"]
-
-
-def test_who_comes_back_again_and_again_is_looked_up_once_in_each_round():
-    index = PrefixIndex(4)
-    queue = CachedFirst(index)
-    waiting = [Sequence(request(str(number), [number] * 6, arrival=float(number)), number) for number in range(3)]
-    for _ in range(20):
-        for sequence in waiting:
-            queue.push(sequence)
-        assert queue.peek(0.0) is waiting[0]
-        assert list(queue._turns.values()) == waiting
-        for sequence in waiting:
-            queue.remove(sequence)
-    assert not queue._turns
-
-
-# ── what is learned of first tokens ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def onset(core: EngineCore) -> Onset:
-    order = core.scheduler._policy.order
-    assert isinstance(order, Ranked)
-    return next(learner for learner in order._learners if isinstance(learner, Onset))
-
-
-def test_answers_of_one_token_teach_when_a_first_token_comes():
-    engine = one_by_one("deadline")
-    engine.submit(*(request(str(number), range(number, number + 9), 1, ttft_target_s=50.0) for number in range(10)))
-    engine.run()
-    assert onset(engine.core)._all.known == 10
-    assert onset(engine.core).seconds(9, 50.0) == pytest.approx(1.0, rel=1e-3)
-
-
-def test_who_was_preempted_before_his_first_token_teaches_nothing():
-    engine = ride(scheduling_policy="deadline", max_num_seqs=1)
-    engine.submit(request("long", range(40), 2, priority=LOW))
-    engine.step()
-    engine.submit(request("urgent", range(5), 2, arrival=1.0))
-    engine.run()
-    assert engine.preemptions == 1
-    assert onset(engine.core)._all.known == 1
-    assert not onset(engine.core)._begun
