@@ -1,6 +1,7 @@
 """A step that fails and names nobody: who is guilty ends, the others write what they would have written."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import Ride, request
 
+from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.events import Step
 from chairlift.core.types import Plan, Request, Result, choice_ids
 from chairlift.engine.core import EngineCore
-from chairlift.schedule.presets import PRESETS
+from chairlift.schedule.deadlines import Deadline, Onset
+from chairlift.schedule.orders import Ranked, Seniority
+from chairlift.schedule.policy import Past
+from chairlift.schedule.presets import PRESETS, preset
+from chairlift.schedule.scheduler import Scheduler
 
 POISON = 49
 """A step with a row of this token may fail."""
@@ -215,3 +221,29 @@ def test_failures_change_no_text_but_of_the_guilty(
             assert engine.endings[name] == ["error"]
         else:
             assert (engine.endings[name], tuple(engine.tokens[name])) == (["length"], text)
+
+
+class Hearing:
+    """Keeps the numbers of the steps that policies are told of."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def observe(self, past: Past) -> None:
+        if past.plan is not None:
+            self.steps.append(past.plan.step)
+
+
+def test_policies_learn_nothing_from_a_step_that_failed_and_from_those_that_find_out_why():
+    """Whoever was on the way to the first token teaches nothing either, though it gets there in the end."""
+    engine = FragileRide(once(1))
+    onset, hearing = Onset(), Hearing()
+    order = Ranked(Deadline(onset), Seniority(None), learners=(onset, hearing))
+    index = PrefixIndex(4)
+    engine.core.scheduler = Scheduler(config(), replace(preset(config(), index), order=order), index)
+    engine.submit(request("a", range(40), 3), request("b", range(50, 60), 3))
+    engine.run()
+    assert (onset._all.known, onset._begun) == (0, {})
+    # Step 1 fails; 2 is the proof; then each is computed alone until its next token.
+    first_usual = next(step.plan.step for step in engine.steps[3:] if len(step.plan.work) == 2)
+    assert hearing.steps == [0, *range(first_usual, engine.steps[-1].plan.step)]

@@ -356,6 +356,17 @@ def test_the_others_go_on_when_some_choices_are_ended(state: str, ended: tuple[s
     assert engine.free_again
 
 
+def test_who_has_nobody_left_to_lead_leads_no_more():
+    engine, _ = family("prefill")
+    scheduler = engine.core.scheduler
+    scheduler.end("a#1", "abort")
+    assert list(scheduler._leading) == ["a"]
+    scheduler.end("a#2", "abort")
+    assert not scheduler._leading
+    engine.run()
+    assert engine.free_again
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_whoever_ends_all_choices_has_freed_everything_in_the_next_step(state: str):
     engine, _ = family(state)

@@ -9,8 +9,11 @@ from executors import solo
 from virtual import Ride, request
 
 from chairlift.cache.prefix import PrefixIndex
-from chairlift.core.types import Sequence
-from chairlift.schedule.orders import AGING_S, LATE_TURN, LENGTH_WEIGHT, S_PER_CACHED_TOKEN, UNTARGETED_S, Seniority
+from chairlift.core.types import Limits, Sequence
+from chairlift.schedule.cached import S_PER_CACHED_TOKEN
+from chairlift.schedule.deadlines import LATE_TURN, UNTARGETED_S
+from chairlift.schedule.lengths import LENGTH_WEIGHT
+from chairlift.schedule.orders import AGING_S, Seniority
 from chairlift.schedule.presets import ORDERS
 
 LOW = 1000
@@ -196,6 +199,32 @@ def test_who_is_late_waits_a_bounded_time_though_others_keep_coming():
         engine.submit(request(f"d{number}", [number % 9], 2, arrival=float(number), ttft_target_s=5.0))
         engine.step()
     assert first_step(engine, "late") <= 2 * (LATE_TURN + 2)
+
+
+def test_late_ones_that_end_in_the_queue_take_nobodys_turn():
+    engine = one_by_one("deadline")
+    engine.submit(request("late", range(3), 2, ttft_target_s=-1.0))
+    for number in range(200):
+        engine.submit(request(f"d{number}", [number % 9], 2, arrival=float(number), ttft_target_s=5.0))
+        if number % 20 == 0:
+            limits = Limits(queue_until=number + 15.0)
+            engine.submit(request(f"x{number}", [1], 2, arrival=float(number), ttft_target_s=-1.0, limits=limits))
+        engine.step()
+    assert first_step(engine, "late") <= 2 * (LATE_TURN + 2)
+
+
+def test_timely_ones_that_end_in_the_queue_do_not_bring_the_turn_of_the_late_nearer():
+    engine = one_by_one("deadline")
+    engine.submit(request("first", range(3), 4))
+    engine.step()
+    engine.submit(request("late", range(3), 2, arrival=1.0, ttft_target_s=-1.0))
+    engine.submit(*(request(f"gone{n}", range(3), 2, arrival=1.0, ttft_target_s=50.0) for n in range(2 * LATE_TURN)))
+    engine.step()
+    for number in range(2 * LATE_TURN):
+        engine.end(f"gone{number}")
+    engine.submit(request("timely", range(3), 2, arrival=2.0, ttft_target_s=50.0))
+    engine.run()
+    assert starts(engine) == ["first", "timely", "late"]
 
 
 def test_those_who_are_late_go_on_in_turn():

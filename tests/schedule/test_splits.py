@@ -183,3 +183,16 @@ class TestAdaptive:
         split.observe(self.past(8, 0.1, streams=0))
         split.observe(self.past(0, 0.1))
         assert split.allowance == 8
+
+    def test_beside_a_stream_a_prompt_longer_than_the_allowance_is_cut_even_where_prompts_are_computed_whole(self):
+        engine = ride(
+            split="whole", itl_target_s=1.5, max_num_batched_tokens=64, max_model_len=400, num_blocks=400, max_num_seqs=4
+        )
+        engine.submit(request("stream", range(3), 200))
+        for _ in range(5):
+            engine.step()
+        engine.submit(request("prompt", range(20), 2, arrival=5.0), request("small", [1, 2], 2, arrival=5.0))
+        engine.run()
+        assert engine.work_of("prompt")[0][0] == 5
+        assert engine.work_of("small")[0][0] <= 5 + 20 // 4
+        assert engine.endings["stream"] == ["length"]

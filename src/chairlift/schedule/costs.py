@@ -14,6 +14,9 @@ MEMORY = 0.98
 RIDGE = 1e-4
 """By so much of what was measured prices are held down: rows and positions grow together, and steps may not tell them apart."""
 
+FADED = 1e-9
+"""An amount whose weight is less than this part of the largest is too long ago to be fitted: it keeps its last price."""
+
 LEAST_STEPS = 4
 """A machine of which fewer steps were measured is not known at all."""
 
@@ -40,13 +43,19 @@ def size_of(plan: Plan) -> Size:
 class Line:
     """A weighted sum of `count` amounts that was fitted to what was measured: least squares, of which the old ones fade.
 
-    No price is below 0: one that would be is left out, and the others are fitted anew.
+    No price is below 0: one that would be is left out, and the others are fitted anew. An amount that was 0 for so long that
+    hardly anything is left of what was measured keeps the price that it had, until it is measured again: what rounding makes
+    of the rest would be no price.
     """
 
     def __init__(self, count: int, *, memory: float) -> None:
         self._memory = memory
         self._moments = [[0.0] * count for _ in range(count)]
         self._sums = [0.0] * count
+        self._weights = [0.0] * count
+        """Of the measurements in which an amount was not 0, together; 0 if it has faded."""
+        self._last = [0.0] * count
+        """The prices of those that have faded."""
         self._prices: tuple[float, ...] | None = None
         self.known = 0
         """Times that something was learned."""
@@ -57,14 +66,32 @@ class Line:
             for j, other in enumerate(amounts):
                 row[j] = self._memory * row[j] + amount * other
             self._sums[i] = self._memory * self._sums[i] + amount * value
+            self._weights[i] = self._memory * self._weights[i] + (amount != 0)
         self._prices = None
         self.known += 1
+        least = FADED * max(self._weights)
+        for i, weight in enumerate(self._weights):
+            if 0 < weight < least:
+                self._fade(i)
 
     def value(self, amounts: tuple[float, ...]) -> float:
         """0 if nothing is known."""
+        return sum(price * amount for price, amount in zip(self._fitted(), amounts, strict=True))
+
+    def _fitted(self) -> tuple[float, ...]:
         if self._prices is None:
-            self._prices = _fit(self._moments, self._sums)
-        return sum(price * amount for price, amount in zip(self._prices, amounts, strict=True))
+            fitted = _fit(self._moments, self._sums)
+            known = zip(fitted, self._weights, self._last, strict=True)
+            self._prices = tuple(price if weight else last for price, weight, last in known)
+        return self._prices
+
+    def _fade(self, i: int) -> None:
+        """Its price stays, and what was measured of it goes."""
+        self._last[i] = self._fitted()[i]
+        self._weights[i] = self._sums[i] = 0.0
+        for row in self._moments:
+            row[i] = 0.0
+        self._moments[i] = [0.0] * len(self._moments)
 
 
 class StepCosts:

@@ -1,8 +1,8 @@
-"""How long an answer will get, guessed from those that have ended. Knows lengths and tenants, but no texts."""
+"""How long an answer will get, guessed from those that have ended, and a key by what it takes. Knows lengths, but no texts."""
 
 from collections import OrderedDict
 
-from chairlift.core.types import Request
+from chairlift.core.types import Request, Sequence
 from chairlift.schedule.policy import Past
 
 MAX_MEANS = 4096
@@ -13,6 +13,15 @@ LEAST_ANSWERS = 4
 
 MEMORY = 64
 """Answers that a mean looks back on, about: it follows what changes."""
+
+LENGTH_WEIGHT = 2.0
+"""Somebody whose answer is expected to take longer goes first if he came earlier by so many times the difference."""
+
+FIRST_STEP_S = 0.02
+"""What a step is held to take before any was measured."""
+
+STEP_MEMORY = 0.99
+"""What is left of the weight of a measured step one step later."""
 
 
 class Lengths:
@@ -42,6 +51,39 @@ class Lengths:
         self._means[key] = (mean + (length - mean) / count, count)
         if len(self._means) > MAX_MEANS:
             self._means.popitem(last=False)
+
+
+class StepTime:
+    """What a step takes on average, which is the time between two tokens of an answer."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._steps = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds / self._steps if self._steps else FIRST_STEP_S
+
+    def observe(self, past: Past) -> None:
+        if past.plan is not None and past.elapsed_s > 0:
+            self._seconds = STEP_MEMORY * self._seconds + past.elapsed_s
+            self._steps = STEP_MEMORY * self._steps + 1
+
+
+class ShortestFirst:
+    """A key: arrival, and later by `weight` times what the answer is expected to take.
+
+    So a short answer overtakes a long one, but only one that came at most a bounded time before it: the time that an answer
+    takes is the scale by which it can be asked to wait.
+    """
+
+    def __init__(self, lengths: Lengths, step: StepTime, *, weight: float = LENGTH_WEIGHT) -> None:
+        self._lengths = lengths
+        self._step = step
+        self._weight = weight
+
+    def __call__(self, sequence: Sequence) -> float:
+        return sequence.request.arrival + self._weight * self._step.seconds * self._lengths.expected(sequence.request)
 
 
 def _keys(request: Request) -> tuple[tuple[str, int], int, None]:

@@ -17,7 +17,8 @@ from chairlift.core.types import Plan, Sequence, Work
 class Past(NamedTuple):
     """What policies learn from: the step before this one, what it took from its decision to this one, and who has ended since.
 
-    `plan` is None if nothing was computed since policies were last told, and `elapsed_s` is 0 then.
+    `plan` is None if nothing was computed since policies were last told, and `elapsed_s` is 0 then. So it is after a step that
+    failed, and after those in which one is tried alone.
     """
 
     plan: Plan | None
@@ -40,7 +41,7 @@ class Order(Protocol):
         ...
 
     def remove(self, sequence: Sequence) -> None:
-        """It gets on, or it has ended while it waited."""
+        """It gets on, or it has ended while it waited: then its `finish` is there already."""
         ...
 
     def peek(self, now: float) -> Sequence | None:

@@ -5,22 +5,12 @@ from collections.abc import Callable, Iterable, Mapping
 from chairlift.cache.prefix import PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
+from chairlift.schedule.cached import CachedFirst
+from chairlift.schedule.deadlines import UNTARGETED_S, Deadline, Onset
 from chairlift.schedule.gates import Continuous, Group, Paced
 from chairlift.schedule.headrooms import Expected, Granted, Optimistic, Reserve
-from chairlift.schedule.lengths import Lengths
-from chairlift.schedule.orders import (
-    AGING_S,
-    UNTARGETED_S,
-    CachedFirst,
-    Deadline,
-    Learner,
-    Onset,
-    Ranked,
-    Seniority,
-    ShortestFirst,
-    StepTime,
-    arrival,
-)
+from chairlift.schedule.lengths import Lengths, ShortestFirst, StepTime
+from chairlift.schedule.orders import AGING_S, Learner, Ranked, Seniority, arrival
 from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
 from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
 from chairlift.schedule.shares import Ledger

@@ -70,7 +70,7 @@ class Scheduler:
         self._step = 0
         self._count = 0
         self._planned: tuple[Plan, float] | None = None
-        """What was computed since policies were last told of anything, and when it was decided."""
+        """The usual step since policies were last told of anything, and when it was decided."""
         self._again_at: float | None = None
         """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._held: Held | None = None
@@ -122,7 +122,9 @@ class Scheduler:
             case Kind.USUAL:
                 return self._planned_at(now, *self._passes(now))
         self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
-        return self._planned_at(now, *planned)
+        plan = self._planned_at(now, *planned)
+        self._planned = None  # what such a step takes teaches nothing about others
+        return plan
 
     def _passes(self, now: float) -> tuple[list[Work], list[str]]:
         """Rows of a usual step, and who lost his blocks for it."""
@@ -483,15 +485,15 @@ class Scheduler:
         logprobs: tuple[Logprobs, ...] = (),
     ) -> None:
         """The one way out: frees everything that the sequence holds, and answers."""
+        sequence.finish = finish  # first, so that the queue knows it for one that does not get on
         if sequence.running:
             self._get_off(sequence)
         elif sequence.leader is not None:
-            sequence.leader.followers.remove(sequence)
+            self._unfollow(sequence, sequence.leader)
         else:
             self._queue.remove(sequence)
         if sequence.followers:
             self._succeed(sequence)
-        sequence.finish = finish
         self._limits.forget(sequence)
         del self._sequences[sequence.id]
         self._closed.append(sequence.id)
@@ -510,6 +512,11 @@ class Scheduler:
         heir.leader = None
         self._follow(heir, others)
         self._queue.push(heir)
+
+    def _unfollow(self, follower: Sequence, leader: Sequence) -> None:
+        leader.followers.remove(follower)
+        if not leader.followers:
+            self._leading.pop(leader.id, None)
 
     def _follow(self, leader: Sequence, followers: list[Sequence]) -> None:
         leader.followers = followers

@@ -108,7 +108,7 @@ class Adaptive:
 
     How many is learned from the steps themselves: after one that took too long the next is smaller in proportion, and as long
     as steps are short they grow. It never is less than `floor`, so prompts get on even where the target cannot be met. While
-    nobody waits for a next token, prompts get everything. `inner` divides what they get.
+    nobody waits for a next token, prompts get everything. `inner` divides what they get, and whatever it is, a prompt is cut.
     """
 
     def __init__(self, inner: Split, *, itl_target_s: float, floor: int, budget: int) -> None:
@@ -133,8 +133,9 @@ class Adaptive:
         self._left -= sum(count for _, count in chunks)
         return shares + chunks
 
-    def starts(self, missing: int, budget: int) -> bool:
-        return self._inner.starts(missing, min(budget, self._left))
+    def starts(self, missing: int, budget: int) -> bool:  # noqa: ARG002
+        """Whatever `inner` says: a prompt that waits until it fits in one piece may never fit into the allowance."""
+        return min(budget, self._left) > 0
 
     def chunk(self, missing: int, budget: int, *, behind: bool) -> int:
         count = self._inner.chunk(missing, min(budget, self._left), behind=behind)

@@ -11,7 +11,8 @@ from itertools import accumulate
 from chairlift.core.config import EngineConfig
 from chairlift.core.types import Request
 from chairlift.core.types import Sequence as Waiting
-from chairlift.schedule.orders import UNTARGETED_S, Ranked, Seniority
+from chairlift.schedule.deadlines import UNTARGETED_S
+from chairlift.schedule.orders import Ranked, Seniority
 from chairlift.schedule.policy import Past
 from chairlift.schedule.queues import Sorted
 from chairlift.sim.cost import Linear

@@ -25,9 +25,6 @@ A100 = Linear(step_s=0.011, token_s=1e-4, draw_s=2e-5, position_s=9e-8)
 of 312 TFLOP/s, 128 KiB of keys and values a position. A step of 512 tokens takes 62 ms, one of 32 next tokens that see 1,000
 positions each 18 ms."""
 
-CPU = Linear(step_s=0.006, token_s=1.3e-3, draw_s=7e-4, position_s=2e-6)
-"""About SmolLM2-135M in our compiled executor on two cores: 125 tok/s alone, 440 in a batch of 32, 750 of prompts."""
-
 SMALL = EngineConfig(
     max_model_len=16_384,
     num_blocks=8192,
@@ -86,7 +83,7 @@ def engine(config: EngineConfig, cost: Cost, rides: Iterable[Ask], *, order: Ord
     """An engine in virtual time. With `order` it has that one, whatever the configuration says."""
     core = EngineCore(config, SimExecutor(cost, {one.request.id: one.answer for one in rides}))
     if order is not None:
-        index = prefix_index(config.block_size, enabled=config.enable_prefix_caching)
+        index = prefix_index(config.block_size, enabled=config.shares_prefixes)
         core.scheduler = Scheduler(config, replace(preset(config, index), order=order(config, index)), index)
     return core
 
