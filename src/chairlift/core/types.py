@@ -326,7 +326,8 @@ State = Literal["queued", "prefill", "decode", "preempted"]
 class Standing(NamedTuple):
     """How far a choice has come. `position` is its place among all who wait, from 0, or None if it runs.
 
-    One that follows another has the state and the position of that one.
+    One that follows another has the state and the position of that one. `ahead` are the places that have to become free until
+    it gets on: those of all before it, its own, and of those that get on with it; 0 if it runs.
     `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
     """
 
@@ -337,6 +338,7 @@ class Standing(NamedTuple):
     tokens: int
     computed: int
     blocks: int
+    ahead: int = 0
 
 
 class Snapshot(NamedTuple):

@@ -220,9 +220,12 @@ class Scheduler:
 
     def standings(self) -> tuple[Standing, ...]:
         """Everyone in flight: who runs, then who waits, both in order."""
-        running = [_standing(one, sequence, None) for sequence in self.running for one in (sequence, *sequence.followers)]
-        waiting = enumerate(self._queue)
-        return (*running, *(_standing(one, other, place) for place, other in waiting for one in (other, *other.followers)))
+        standings = [_standing(one, sequence, None) for sequence in self.running for one in (sequence, *sequence.followers)]
+        ahead = 0
+        for position, sequence in enumerate(self._queue):
+            ahead += sequence.places
+            standings += [_standing(one, sequence, position, ahead) for one in (sequence, *sequence.followers)]
+        return tuple(standings)
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -516,7 +519,7 @@ class Scheduler:
             follower.leader = leader
 
 
-def _standing(sequence: Sequence, leader: Sequence, position: int | None) -> Standing:
+def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:
     return Standing(
         sequence.id,
         _state(leader),
@@ -525,6 +528,7 @@ def _standing(sequence: Sequence, leader: Sequence, position: int | None) -> Sta
         sequence.generated,
         sequence.computed,
         len(sequence.blocks),
+        ahead,
     )
 
 
