@@ -215,3 +215,13 @@ def test_failures_change_no_text_but_of_the_guilty(
             assert engine.endings[name] == ["error"]
         else:
             assert (engine.endings[name], tuple(engine.tokens[name])) == (["length"], text)
+
+
+def test_a_step_that_fails_loses_no_news_of_those_who_have_ended():
+    engine = FragileRide(once(2))
+    engine.submit(request("a", range(3), 2))
+    engine.run()
+    engine.submit(request("b", range(3), 2))
+    engine.run()
+    plans = [step.plan for step in engine.steps if step.plan.work]
+    assert ("a",) in [plan.closed for plan in plans if plan.step > 2]

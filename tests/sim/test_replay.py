@@ -75,7 +75,7 @@ class Recorded:
         self.now += took_s
         self.tape.on_step(step)
         self.plans.append(step.plan)
-        self.preemptions += len(step.plan.preempted)
+        self.preemptions += len(step.yielded)
         return bool(step.plan.work or step.wake_at is not None or self.core.inbox)
 
 

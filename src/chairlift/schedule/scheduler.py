@@ -80,6 +80,8 @@ class Scheduler:
         self._outputs: list[Output] = []
         self._admitted: list[Admitted] = []
         self._put_back: list[str] = []
+        self._starved = 0
+        """Choices put back since policies were last told of anything."""
         self._blamed: list[Request] = []
 
     # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,10 +142,9 @@ class Scheduler:
         return work, preempted
 
     def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
-        closed: list[str] = []
-        if work:  # a plan without work is not launched, so the news would be lost
-            closed, self._closed = self._closed, closed
-        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._memory.moves(), self._held)
+        # A plan without work is not launched, and one that fails may not have been heard: the news is kept until `commit`.
+        closed = tuple(self._closed) if work else ()
+        plan = Plan(self._step, tuple(work), tuple(preempted), closed, self._memory.moves(), self._held)
         self._step += 1
         self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
@@ -151,6 +152,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
+        del self._closed[: len(plan.closed)]
         rows = {row.seq_id: row for row in result.rows}
         failed = dict(result.failed)
         answered: list[Sequence] = []
@@ -239,7 +241,9 @@ class Scheduler:
         if self._planned is None:
             return Past(None, 0.0, finished)
         plan, then = self._planned
-        return Past(plan, now - then, finished)
+        short = plan.held is not None and plan.held.reason == "no_block"
+        starved, self._starved = self._starved + (len(plan.preempted) if short else 0), 0
+        return Past(plan, now - then, finished, starved)
 
     # ── when a step has failed ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -455,6 +459,7 @@ class Scheduler:
             if not sequence.blocks or not self._policy.headroom.admits(sequence, 0, self.pool, others):
                 self._preempt(sequence)
                 self._put_back.append(sequence.id)
+                self._starved += 1
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)

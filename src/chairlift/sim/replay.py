@@ -44,7 +44,7 @@ def replay(lines: Iterable[str]) -> Replay:
         step = player.play(turn)
         done.steps += 1
         done.requests += sum(isinstance(command, Submit) for command in (*turn.taken, *turn.within))
-        done.preemptions += len(step.plan.preempted)
+        done.preemptions += len(step.yielded)
         done.first_s = turn.now if done.first_s is None else done.first_s
         done.last_s = turn.now
         done.difference = _difference(turn, step.plan)
