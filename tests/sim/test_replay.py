@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_whatever_a_field_holds_it_is_an_error_of_ours_or_none(changes: list[Any
             holder = holder.setdefault(key, {})
             if not isinstance(holder, dict):
                 return
-        holder[name] = value
+        holder[name] = deepcopy(value)
     with suppress(ChairliftError):
         replay([json.dumps(line) + "\n" for line in lines])
 

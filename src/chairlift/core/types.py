@@ -235,6 +235,13 @@ class Work(NamedTuple):
     pad: bool = False
 
 
+def drawn_for(work: Work) -> list[str]:
+    """The name of the choice that each draw of a row is for."""
+    # The first draw is the row's own, so the rest of its name is that of the request.
+    request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
+    return [choice_id(request_id, draw.choice) for draw in work.draws]
+
+
 class Move(NamedTuple):
     """The keys and values of block `source` are copied to block `target`, all layers of them."""
 
