@@ -247,3 +247,13 @@ def test_policies_learn_nothing_from_a_step_that_failed_and_from_those_that_find
     # Step 1 fails; 2 is the proof; then each is computed alone until its next token.
     first_usual = next(step.plan.step for step in engine.steps[3:] if len(step.plan.work) == 2)
     assert hearing.steps == [0, *range(first_usual, engine.steps[-1].plan.step)]
+
+
+def test_a_step_that_fails_loses_no_news_of_those_who_have_ended():
+    engine = FragileRide(once(2))
+    engine.submit(request("a", range(3), 2))
+    engine.run()
+    engine.submit(request("b", range(3), 2))
+    engine.run()
+    plans = [step.plan for step in engine.steps if step.plan.work]
+    assert ("a",) in [plan.closed for plan in plans if plan.step > 2]

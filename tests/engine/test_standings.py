@@ -60,3 +60,12 @@ def test_places_in_the_queue_are_in_order():
         ("b", 0, 0),
         ("c", 1, 0),
     ]
+
+
+def test_places_that_must_become_free_are_those_of_all_choices_before_and_its_own():
+    engine = ride(max_num_seqs=4)
+    engine.submit(request("a", range(3), 9, samples=4))
+    engine.submit(*(request(name, range(3), 9, arrival=place, samples=place) for place, name in ((1, "b"), (2, "c"), (3, "d"))))
+    engine.step()
+    told = [(one.id, one.position, one.ahead) for one in engine.core.scheduler.standings() if one.position is not None]
+    assert told == [("b", 0, 1), ("c", 1, 3), ("c#1", 1, 3), ("d", 2, 6), ("d#1", 2, 6), ("d#2", 2, 6)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.events import Admitted, Step
-from chairlift.core.types import Output, Plan, Request, Snapshot, Stopping
+from chairlift.core.types import Held, Output, Plan, Request, Snapshot, Stopping
 from chairlift.observe.metrics import Metrics, Tally
 
 QUIET = Step(now=0.0, plan=Plan(0, ()), outputs=(), admitted=(), snapshot=Snapshot(0, 0, 10, 10))
@@ -43,7 +43,14 @@ def test_every_ending_is_counted_once_by_its_kind() -> None:
 
 
 def test_preemptions_are_counted() -> None:
-    assert after(replace(QUIET, plan=Plan(1, (), preempted=("a", "b")))).preemptions == 2
+    step = replace(QUIET, plan=Plan(1, (), preempted=("a", "b"), held=Held("no_block", "a")), put_back=("c",))
+    assert after(step).preemptions == 3
+
+
+def test_whoever_is_computed_again_because_a_step_failed_is_not_counted_as_preempted() -> None:
+    failed = replace(QUIET, plan=Plan(1, (), preempted=("a", "b"), held=Held("no_block", "c")), raised=True)
+    tried = replace(QUIET, plan=Plan(2, (), preempted=("a",), held=Held("gate", "b")))
+    assert after(failed, tried).preemptions == 0
 
 
 def test_refusals_are_counted_by_limit_and_unknown_ones_together() -> None:
@@ -57,7 +64,7 @@ COUNTS = st.integers(0, 5)
 STEPS = st.builds(
     lambda free, cached, tokens, preempted, finish: replace(
         QUIET,
-        plan=Plan(0, (), preempted=("x",) * preempted),
+        plan=Plan(0, (), preempted=("x",) * preempted, held=Held("no_block", "x")),
         outputs=(Output("a", (1,) * tokens, finish),),
         admitted=(Admitted(request(cached + 1), queried=cached + 1, cached=cached),),
         snapshot=Snapshot(1, 1, free, 10),

@@ -5,14 +5,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Step
-from chairlift.core.types import Output, Plan, Snapshot
+from chairlift.core.types import Held, Output, Plan, Snapshot
 from chairlift.observe.metrics import Metrics
 from chairlift.observe.prometheus import Exposition
 
 CONFIG = EngineConfig(max_model_len=256, num_blocks=64, block_size=16)
 STEP = Step(
     now=0.0,
-    plan=Plan(1, (), preempted=("x",)),
+    plan=Plan(1, (), preempted=("x",), held=Held("no_block", "a")),
     outputs=(Output("a", (1, 2), "stop"), Output("b", (), "abort")),
     admitted=(),
     snapshot=Snapshot(running=2, waiting=1, free_blocks=48, total_blocks=64),

@@ -28,8 +28,8 @@ def ended(used: int, most: int = 100, finish: Finish = "stop") -> Sequence:
     return made
 
 
-def after(*answers: Sequence, preempted: int = 0) -> Past:
-    return Past(Plan(0, (), preempted=("r",) * preempted), 1.0, answers)
+def after(*answers: Sequence, starved: int = 0) -> Past:
+    return Past(Plan(0, ()), 1.0, answers, starved)
 
 
 def taught(*answers: Sequence, quantile: float = 0.9) -> Expected:
@@ -81,13 +81,37 @@ def test_old_answers_are_forgotten():
 
 def test_a_preemption_raises_what_is_expected():
     headroom = taught(ended(10))
-    headroom.observe(after(preempted=2))
+    headroom.observe(after(starved=2))
     assert headroom.part == pytest.approx(0.1 + 2 * RAISE)
+
+
+def raised(engine: Ride) -> float:
+    headroom = engine.core.scheduler._policy.headroom
+    assert isinstance(headroom, Expected)
+    return headroom._raised
+
+
+def test_making_way_for_the_urgent_raises_nothing():
+    engine = ride(scheduling_policy="priority", headroom="expected", max_num_seqs=1)
+    engine.submit(request("low", range(4), 20, priority=1000))
+    engine.step()
+    engine.submit(request("urgent", range(4), 2, arrival=1.0))
+    engine.run()
+    assert (engine.preemptions, raised(engine)) == (1, 0.0)
+
+
+def test_a_choice_for_which_there_is_no_memory_raises_what_is_expected():
+    engine = ride(headroom="expected", num_blocks=5, max_model_len=20)
+    engine.submit(request("a", range(14), 5, samples=4))
+    put_back = engine.step().put_back
+    engine.step()
+    assert raised(engine) == pytest.approx(min(1.0, RAISE * len(put_back)))
+    assert put_back
 
 
 def test_answers_that_end_take_it_back_little_by_little():
     headroom = taught(ended(10))
-    headroom.observe(after(preempted=1))
+    headroom.observe(after(starved=1))
     headroom.observe(after(*[ended(10)] * 3))
     assert headroom.part == pytest.approx(0.1 + RAISE - 3 * RELAX)
 

@@ -1,6 +1,6 @@
 """Queues within queues: who is first, whatever came and went before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +115,32 @@ def test_all_who_wait_are_listed_tenant_by_tenant_in_turn():
     for number, tenant in enumerate("aaab"):
         queue.push(sequence(number, tenant=tenant))
     assert [one.number for one in queue] == [0, 3, 1, 2]
+
+
+class Listed(Sorted):
+    """Counts the times that it is asked for the next one."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for one in super().__iter__():
+            self.asked += 1
+            yield one
+        self.asked += 1
+
+
+def test_whose_queue_is_at_its_end_is_not_asked_again_for_each_of_a_longer_one():
+    queues: list[Listed] = []
+
+    def inner() -> Listed:
+        queues.append(Listed(arrival))
+        return queues[-1]
+
+    queue = Fair(Ledger(), inner)
+    for number in range(300):
+        queue.push(sequence(number, tenant="much" if number < 200 else f"t{number}"))
+    assert [one.number for one in queue][-1] == 199
+    assert sum(one.asked for one in queues) == 300 + 101
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 3), st.sampled_from("ab")), max_size=20))

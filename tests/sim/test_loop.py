@@ -70,5 +70,12 @@ def test_every_preemption_is_told():
     assert {name: journey.preemptions for name, journey in journeys.items()} == {"a": 0, "b": 2}
 
 
+def test_a_choice_that_is_put_back_after_the_fork_is_preempted():
+    four = request("a", [WORD] * 14, stopping=Stopping(5), sampling=GREEDY, samples=4)
+    journeys = run(core(num_blocks=5, max_model_len=20), [four])
+    assert journeys["a"].preemptions == 0
+    assert sum(journey.preemptions for journey in journeys.values()) > 0
+
+
 def test_a_run_without_requests_is_one_idle_step():
     assert [moment.at for moment in moments(core(), [])] == [0.0]

@@ -5,6 +5,9 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -16,11 +19,12 @@ from taped import Tape
 from virtual import request
 
 from chairlift.core.config import KV_LAYOUTS, EngineConfig
-from chairlift.core.errors import NeverFits, RecordError, Unavailable
+from chairlift.core.errors import ChairliftError, NeverFits, RecordError, Unavailable
 from chairlift.core.events import End, Told
 from chairlift.core.types import Limits, Plan, Result, Stopping, choice_id
 from chairlift.engine.client import EngineClient, Stream
 from chairlift.engine.core import EngineCore, Submit
+from chairlift.engine.tape import MAX_LINE_CHARS
 from chairlift.schedule import door
 from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
 from chairlift.sim.replay import replay
@@ -72,7 +76,7 @@ class Recorded:
         self.now += took_s
         self.tape.on_step(step)
         self.plans.append(step.plan)
-        self.preemptions += len(step.plan.preempted)
+        self.preemptions += len(step.yielded)
         return bool(step.plan.work or step.wake_at is not None or self.core.inbox)
 
 
@@ -201,6 +205,47 @@ def test_a_request_that_no_door_lets_through_is_refused(find: str, fields: dict[
     lines = [json.dumps(json.loads(line) | fields) + "\n" if find in line else line for line in small_run()]
     with pytest.raises(RecordError, match=message):
         replay(lines)
+
+
+WRONG = [-1, 0, 2.5, 10**9, 10**30, float("inf"), float("nan"), "x", "", None, True, [1], [[]], [["t", "w"]], {"a": 1}]
+FIELDS = [
+    *((0, ("engine", name)) for name in asdict(config())),
+    *((place, (name,)) for place, line in enumerate(small_run()[:6]) for name in json.loads(line)),
+    *((1, (name,)) for name in ("samples", "min_tokens", "priority", "ttft_target_s", "limits", "within", "salt", "tenant")),
+    *((1, ("limits", name)) for name in asdict(Limits())),
+    *((4, (name,)) for name in ("drawn", "failed", "raised", "held")),
+    (1, ("end",)),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes=st.lists(st.tuples(st.sampled_from(FIELDS), st.sampled_from(WRONG)), min_size=1, max_size=3))
+def test_whatever_a_field_holds_it_is_an_error_of_ours_or_none(changes: list[Any]):
+    lines = [json.loads(line) for line in small_run()]
+    for (place, (*outer, name)), value in changes:
+        holder = lines[place]
+        for key in outer:
+            holder = holder.setdefault(key, {})
+            if not isinstance(holder, dict):
+                return
+        holder[name] = deepcopy(value)
+    with suppress(ChairliftError):
+        replay([json.dumps(line) + "\n" for line in lines])
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_num_seqs", 2.5), ("num_blocks", "9"), ("num_blocks", 10**9), ("preset", 5)])
+def test_an_engine_whose_settings_are_of_the_wrong_kind_is_not_built(name: str, value: Any):
+    lines = small_run()
+    header = json.loads(lines[0])
+    header["engine"][name] = value
+    with pytest.raises(RecordError, match="cannot be built"):
+        replay([json.dumps(header) + "\n", *lines[1:]])
+
+
+def test_a_line_without_end_is_not_read():
+    lines = small_run()
+    with pytest.raises(RecordError, match="line 2 is longer than"):
+        replay([lines[0], "x" * (MAX_LINE_CHARS + 1)])
 
 
 class Faulty(ShadowExecutor):

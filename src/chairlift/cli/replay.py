@@ -21,11 +21,12 @@ def replay(
     """
     from chairlift.cli.report import write_json
     from chairlift.core.errors import ConfigError
+    from chairlift.engine.tape import MAX_LINE_CHARS
     from chairlift.sim.replay import replay as play
 
     try:
         with record.open(encoding="utf-8", errors="replace") as lines:
-            played = play(lines)
+            played = play(iter(lambda: lines.readline(MAX_LINE_CHARS + 1), ""))
     except OSError as error:
         raise ConfigError(f"{record}: {error.strerror}") from None
     if json is not None:

@@ -62,6 +62,16 @@ class Step:
     raised: bool = False
     """The executor failed at the whole step. It took `elapsed_s` until then."""
 
+    @property
+    def yielded(self) -> tuple[str, ...]:
+        """Who lost his blocks to make room or way for others: these are the preemptions that are counted.
+
+        Whoever is computed again because a step failed, or waits while one is tried alone, is not among them.
+        """
+        held = self.plan.held
+        usual = not self.raised and held is not None and held.reason in ("no_block", "making_way")
+        return (self.plan.preempted if usual else ()) + self.put_back
+
 
 Health = Literal["ok", "stalled", "failed", "closed"]
 """`stalled`: a step has been running for longer than the stated time. `failed`: the engine has ended by a fault."""

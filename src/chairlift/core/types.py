@@ -235,6 +235,13 @@ class Work(NamedTuple):
     pad: bool = False
 
 
+def drawn_for(work: Work) -> list[str]:
+    """The name of the choice that each draw of a row is for."""
+    # The first draw is the row's own, so the rest of its name is that of the request.
+    request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
+    return [choice_id(request_id, draw.choice) for draw in work.draws]
+
+
 class Move(NamedTuple):
     """The keys and values of block `source` are copied to block `target`, all layers of them."""
 
@@ -326,7 +333,8 @@ State = Literal["queued", "prefill", "decode", "preempted"]
 class Standing(NamedTuple):
     """How far a choice has come. `position` is its place among all who wait, from 0, or None if it runs.
 
-    One that follows another has the state and the position of that one.
+    One that follows another has the state and the position of that one. `ahead` are the places that have to become free until
+    it gets on: those of all before it, its own, and of those that get on with it; 0 if it runs.
     `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
     """
 
@@ -337,6 +345,7 @@ class Standing(NamedTuple):
     tokens: int
     computed: int
     blocks: int
+    ahead: int = 0
 
 
 class Snapshot(NamedTuple):

@@ -15,13 +15,14 @@ as usual is left out.
 """
 
 import json
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any, NamedTuple, get_args
 
-from chairlift.core.config import EngineConfig
+from chairlift.core.config import DEFAULTS, EngineConfig
 from chairlift.core.errors import ChairliftError, RecordError
 from chairlift.core.events import End, Step, Submit, Told
 from chairlift.core.types import Finish, Limits, Output, Plan, Request, Stopping, choice_ids
@@ -33,6 +34,15 @@ NAME_BYTES = 8
 """Of a tenant or a salt."""
 MARK_BITS = 31
 """Marks stand in the place of tokens, which are 32-bit integers; those below 0 are ends."""
+
+MAX_LINE_CHARS = 2**24
+"""A longer line is refused before it is read to its end: a prompt of two million tokens fits, even in blocks of one token."""
+MAX_SIZE = 2**24
+"""Of everything that memory is taken for when a record is played: blocks, their tokens, the tokens of a request or a step."""
+MAX_SAMPLES = 2**10
+"""Answers to one prompt. Each of them is a name at once."""
+MAX_WHOLE = 2**63 - 1
+"""Of any other whole number, on either side of 0."""
 
 EOS, STOP = -1, -2
 """What is drawn in a replay where an answer ended by itself: at an end-of-sequence token, or at a stop token."""
@@ -188,6 +198,10 @@ def _line(fields: Mapping[str, Any]) -> str:
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What Python says of a field that is missing, or is not what it should be."""
+
+
 def read(lines: Iterable[str]) -> tuple[Header, Iterator[Turn]]:
     """What a record holds, as its lines come. A last line without an end was cut off and is passed over.
 
@@ -205,7 +219,7 @@ def _turns(lines: Iterable[tuple[int, str]], config: EngineConfig) -> Iterator[T
     taken: list[Told] = []
     within: list[Told] = []
     for number, line in lines:
-        if not line.endswith("\n"):
+        if not line.endswith("\n") and len(line) <= MAX_LINE_CHARS:
             return
         fields = _fields(number, line)
         try:
@@ -214,11 +228,13 @@ def _turns(lines: Iterable[tuple[int, str]], config: EngineConfig) -> Iterator[T
                 taken, within = [], []
             else:
                 (within if fields.get("within") else taken).append(_command(fields, config))
-        except (KeyError, TypeError, ValueError, ChairliftError) as error:
-            raise RecordError(f"line {number} is no line of a record: {error!r}") from None
+        except (*BROKEN, ChairliftError) as error:
+            raise RecordError(f"line {number} is no line of a record: {error!r:.200}") from None
 
 
 def _fields(number: int, line: str) -> dict[str, Any]:
+    if len(line) > MAX_LINE_CHARS:
+        raise RecordError(f"line {number} is longer than {MAX_LINE_CHARS:,} characters")
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -234,25 +250,56 @@ def _header(fields: dict[str, Any]) -> Header:
     if fields["record"] != FORMAT:
         raise RecordError(f"the record is of format {fields['record']}; only format {FORMAT} is known")
     try:
-        settings = dict(fields["engine"])
-        settings["tenant_weights"] = tuple((str(name), float(weight)) for name, weight in settings["tenant_weights"])
-        return Header(str(fields["chairlift"]), str(fields["model"]), float(fields["started"]), EngineConfig(**settings))
-    except (KeyError, TypeError, ValueError, ChairliftError) as error:
-        raise RecordError(f"the record's engine cannot be built by this version: {error}") from None
+        config = _config(fields["engine"])
+        return Header(str(fields["chairlift"]), str(fields["model"]), _number(fields["started"]), config)
+    except (*BROKEN, ChairliftError) as error:
+        raise RecordError(f"the record's engine cannot be built by this version: {error!s:.200}") from None
+
+
+def _config(settings: dict[str, Any]) -> EngineConfig:
+    """Every setting is of the kind that the engine was given: Python would take a number of places that is not whole."""
+    known = {name: _setting(name, value) for name, value in settings.items() if name != "tenant_weights"}
+    weights = tuple((str(tenant), _number(weight)) for tenant, weight in settings["tenant_weights"])
+    return EngineConfig(**known, tenant_weights=weights)
+
+
+def _setting(name: str, value: Any) -> Any:
+    usual = getattr(DEFAULTS, name, None)
+    if usual is None:
+        return None if value is None else _number(value) if name.endswith("_s") else _whole(value)
+    if isinstance(usual, float):
+        return _number(value)
+    if isinstance(usual, int) and not isinstance(usual, bool):
+        return _whole(value, MAX_WHOLE if name.startswith("max_num_queued") else MAX_SIZE)
+    if not isinstance(value, type(usual)):
+        raise TypeError(f"{name} cannot be {value!r}")
+    return value
+
+
+def _whole(value: Any, most: int = MAX_WHOLE, *, least: int | None = None) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not (-most if least is None else least) <= value <= most:
+        raise ValueError(f"{value!r} is no whole number of this kind")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)
 
 
 def _turn(fields: dict[str, Any], taken: tuple[Told, ...], within: tuple[Told, ...]) -> Turn:
     return Turn(
-        number=int(fields["step"]),
-        now=float(fields["now"]),
-        elapsed_s=float(fields["elapsed_s"]),
+        number=_whole(fields["step"]),
+        now=_number(fields["now"]),
+        elapsed_s=_number(fields["elapsed_s"]),
         taken=taken,
         within=within,
         drawn={str(name): _token(token) for name, token in fields.get("drawn", {}).items()},
         failed=tuple(map(str, fields.get("failed", ()))),
         raised=bool(fields.get("raised")),
-        rows=int(fields["rows"]),
-        tokens=int(fields["tokens"]),
+        rows=_whole(fields["rows"]),
+        tokens=_whole(fields["tokens"]),
         plan=str(fields["plan"]),
     )
 
@@ -272,32 +319,26 @@ def _command(fields: dict[str, Any], config: EngineConfig) -> Told:
     return Submit(
         Request(
             id=str(fields["submit"]),
-            prompt=_prompt(int(fields["tokens"]), bytes.fromhex(fields["marks"]), config),
+            prompt=_prompt(_whole(fields["tokens"], least=0), bytes.fromhex(fields["marks"]), config),
             stopping=Stopping(
-                max_tokens=int(fields["max_tokens"]),
-                min_tokens=int(fields.get("min_tokens", 0)),
+                max_tokens=_whole(fields["max_tokens"], least=1),
+                min_tokens=_whole(fields.get("min_tokens", 0), least=0),
                 eos_ids=frozenset([EOS] if fields.get("eos") else []),
                 stop_ids=frozenset([STOP] if fields.get("stop") else []),
             ),
-            arrival=float(fields["arrival"]),
-            priority=int(fields.get("priority", 0)),
+            arrival=_number(fields["arrival"]),
+            priority=_whole(fields.get("priority", 0)),
             tenant=str(fields.get("tenant", "")),
-            ttft_target_s=None if target_s is None else float(target_s),
+            ttft_target_s=None if target_s is None else _number(target_s),
             cache_salt=str(fields.get("salt", "")),
             limits=_limits(fields.get("limits", {})),
-            samples=_samples(fields.get("samples", 1)),
+            samples=_whole(fields.get("samples", 1), MAX_SAMPLES, least=1),
         )
     )
 
 
-def _samples(value: Any) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"there cannot be {value!r} samples")
-    return value
-
-
 def _limits(fields: dict[str, Any]) -> Limits:
-    limits = Limits(**{name: float(value) for name, value in fields.items()})
+    limits = Limits(**{name: _number(value) for name, value in fields.items()})
     if limits.stall_s is not None and limits.stall_s <= 0:
         raise ValueError("a stall limit is above 0")
     return limits

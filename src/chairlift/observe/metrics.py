@@ -69,7 +69,7 @@ def _after(tally: Tally, step: Step) -> Tally:
         running=snapshot.running,
         waiting=snapshot.waiting,
         kv_cache_usage=1 - snapshot.free_blocks / max(1, snapshot.total_blocks),
-        preemptions=tally.preemptions + len(step.plan.preempted),
+        preemptions=tally.preemptions + len(step.yielded),
         prefix_queries=tally.prefix_queries + sum(admitted.queried for admitted in step.admitted),
         prefix_hits=tally.prefix_hits + cached,
         prompt_tokens=tally.prompt_tokens + sum(len(admitted.request.prompt) for admitted in step.admitted),

@@ -69,7 +69,7 @@ class Expected:
     """As `Reserve`, but answers are expected to use only that part of their limits which a share `quantile` of them stayed in.
 
     The parts are those of the latest answers; before there are any, answers are expected to use everything. Every preemption
-    shows that it expected too little, and raises what it expects for a while.
+    for want of memory shows that it expected too little, and raises what it expects for a while.
     """
 
     def __init__(self, *, block_size: int, quantile: float = 0.9) -> None:
@@ -97,8 +97,7 @@ class Expected:
         return pool.free - need >= growth
 
     def observe(self, past: Past) -> None:
-        if past.plan is not None:
-            self._raised = min(1.0, self._raised + RAISE * len(past.plan.preempted))
+        self._raised = min(1.0, self._raised + RAISE * past.starved)
         for sequence in past.finished:
             if sequence.finish in ("stop", "length"):
                 self._learn(sequence.generated / sequence.request.stopping.max_tokens)

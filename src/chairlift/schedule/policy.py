@@ -18,12 +18,14 @@ class Past(NamedTuple):
     """What policies learn from: the step before this one, what it took from its decision to this one, and who has ended since.
 
     `plan` is None if nothing was computed since policies were last told, and `elapsed_s` is 0 then. So it is after a step that
-    failed, and after those in which one is tried alone.
+    failed, and after those in which one is tried alone. `starved` counts those who lost their blocks in that step for want of
+    memory, and not to a more urgent one or because a step had failed.
     """
 
     plan: Plan | None
     elapsed_s: float
     finished: tuple[Sequence, ...]
+    starved: int = 0
 
 
 class Order(Protocol):

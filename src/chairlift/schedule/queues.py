@@ -5,9 +5,10 @@ sequence is sorted is worked out when it comes, and never depends on the clock.
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from chairlift.core.types import Sequence
@@ -137,9 +138,13 @@ class Fair:
 
     def __iter__(self) -> Iterator[Sequence]:
         """One of each tenant in turn, as if all were served alike."""
-        by_share = sorted(self._queues, key=self._entry)
-        rounds = zip_longest(*(self._queues[tenant] for tenant in by_share))
-        return (sequence for sequence in chain.from_iterable(rounds) if sequence is not None)
+        turns = deque(iter(self._queues[tenant]) for tenant in sorted(self._queues, key=self._entry))
+        while turns:
+            queue = turns.popleft()
+            for sequence in queue:
+                yield sequence
+                turns.append(queue)
+                break
 
     def __len__(self) -> int:
         return self._count

@@ -80,6 +80,8 @@ class Scheduler:
         self._outputs: list[Output] = []
         self._admitted: list[Admitted] = []
         self._put_back: list[str] = []
+        self._starved = 0
+        """Choices put back since policies were last told of anything."""
         self._blamed: list[Request] = []
 
     # ── requests come and go ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,10 +144,9 @@ class Scheduler:
         return work, preempted
 
     def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
-        closed: list[str] = []
-        if work:  # a plan without work is not launched, so the news would be lost
-            closed, self._closed = self._closed, closed
-        plan = Plan(self._step, tuple(work), tuple(preempted), tuple(closed), self._memory.moves(), self._held)
+        # A plan without work is not launched, and one that fails may not have been heard: the news is kept until `commit`.
+        closed = tuple(self._closed) if work else ()
+        plan = Plan(self._step, tuple(work), tuple(preempted), closed, self._memory.moves(), self._held)
         self._step += 1
         self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
@@ -153,6 +154,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
+        del self._closed[: len(plan.closed)]
         rows = {row.seq_id: row for row in result.rows}
         failed = dict(result.failed)
         answered: list[Sequence] = []
@@ -222,9 +224,12 @@ class Scheduler:
 
     def standings(self) -> tuple[Standing, ...]:
         """Everyone in flight: who runs, then who waits, both in order."""
-        running = [_standing(one, sequence, None) for sequence in self.running for one in (sequence, *sequence.followers)]
-        waiting = enumerate(self._queue)
-        return (*running, *(_standing(one, other, place) for place, other in waiting for one in (other, *other.followers)))
+        standings = [_standing(one, sequence, None) for sequence in self.running for one in (sequence, *sequence.followers)]
+        ahead = 0
+        for position, sequence in enumerate(self._queue):
+            ahead += sequence.places
+            standings += [_standing(one, sequence, position, ahead) for one in (sequence, *sequence.followers)]
+        return tuple(standings)
 
     @property
     def sequences(self) -> Iterable[Sequence]:
@@ -238,7 +243,9 @@ class Scheduler:
         if self._planned is None:
             return Past(None, 0.0, finished)
         plan, then = self._planned
-        return Past(plan, now - then, finished)
+        short = plan.held is not None and plan.held.reason == "no_block"
+        starved, self._starved = self._starved + (len(plan.preempted) if short else 0), 0
+        return Past(plan, now - then, finished, starved)
 
     # ── when a step has failed ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -455,6 +462,7 @@ class Scheduler:
             if not sequence.blocks or not self._policy.headroom.admits(sequence, 0, self.pool, others):
                 self._preempt(sequence)
                 self._put_back.append(sequence.id)
+                self._starved += 1
 
     def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
         sequence.tokens.append(token)
@@ -524,7 +532,7 @@ class Scheduler:
             follower.leader = leader
 
 
-def _standing(sequence: Sequence, leader: Sequence, position: int | None) -> Standing:
+def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:
     return Standing(
         sequence.id,
         _state(leader),
@@ -533,6 +541,7 @@ def _standing(sequence: Sequence, leader: Sequence, position: int | None) -> Sta
         sequence.generated,
         sequence.computed,
         len(sequence.blocks),
+        ahead,
     )
 
 

@@ -43,7 +43,7 @@ def _entry(service: Service, standing: Standing, flight: Flight) -> dict[str, An
         "created": flight.created,
         "state": standing.state,
         "position": place,
-        "expected_start_s": None if place is None else round(service.client.wait_s(place + 1), 3),
+        "expected_start_s": None if place is None else round(service.client.wait_s(standing.ahead), 3),
         "prompt_tokens": standing.prompt_tokens,
         "tokens": standing.tokens,
         "computed_tokens": standing.computed,

@@ -5,7 +5,7 @@ Knows how long answers get, which schedulers must not know; knows neither clock 
 
 from collections.abc import Mapping
 
-from chairlift.core.types import Draw, Plan, Result, Row, Work, choice_id
+from chairlift.core.types import Draw, Plan, Result, Row, Work, drawn_for
 from chairlift.sim.cost import Cost
 
 WORD = 0
@@ -38,9 +38,7 @@ class SimExecutor:
     def close(self) -> None: ...
 
     def _row(self, work: Work) -> Row:
-        # The first draw is the row's own, so the rest of its name is that of the request.
-        request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
-        lengths = (self._lengths.get(choice_id(request_id, draw.choice)) for draw in work.draws)
+        lengths = (self._lengths.get(choice) for choice in drawn_for(work))
         return Row(work.seq_id, tuple(map(_token, work.draws, lengths)))
 
 

@@ -72,7 +72,7 @@ def run(core: EngineCore, requests: Iterable[Request], *, until: float | None = 
     requests = list(requests)
     journeys = {name: Journey(request) for request in requests for name in choice_ids(request)}
     for at, step in moments(core, requests):
-        for seq_id in step.plan.preempted:
+        for seq_id in step.yielded:
             journeys[seq_id].preemptions += 1
         for output in step.outputs:
             journey = journeys[output.seq_id]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import RecordError, Refused
 from chairlift.core.events import Step, Submit
-from chairlift.core.types import Plan, Result, Row, Work, choice_id, choice_ids
+from chairlift.core.types import Plan, Result, Row, Work, choice_ids, drawn_for
 from chairlift.engine.core import EngineCore
 from chairlift.engine.tape import PLAIN, Header, Turn, digest, read
 from chairlift.schedule import door
@@ -44,7 +44,7 @@ def replay(lines: Iterable[str]) -> Replay:
         step = player.play(turn)
         done.steps += 1
         done.requests += sum(isinstance(command, Submit) for command in (*turn.taken, *turn.within))
-        done.preemptions += len(step.plan.preempted)
+        done.preemptions += len(step.yielded)
         done.first_s = turn.now if done.first_s is None else done.first_s
         done.last_s = turn.now
         done.difference = _difference(turn, step.plan)
@@ -109,9 +109,7 @@ class _Raised(Exception):
 
 
 def _row(work: Work, turn: Turn) -> Row:
-    """The first draw is the row's own, so the rest of its name is that of the request; others are of choices that follow it."""
-    request_id = work.seq_id.removesuffix(choice_id("", work.draws[0].choice))
-    return Row(work.seq_id, tuple(turn.drawn.get(choice_id(request_id, draw.choice), PLAIN) for draw in work.draws))
+    return Row(work.seq_id, tuple(turn.drawn.get(choice, PLAIN) for choice in drawn_for(work)))
 
 
 def _difference(turn: Turn, plan: Plan) -> str | None:

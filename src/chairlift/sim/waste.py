@@ -57,7 +57,7 @@ def measure(
     preemptions = 0
     for moment in moments(core, requests):
         held.look_at(core.scheduler.running)
-        preemptions += len(moment.step.plan.preempted)
+        preemptions += len(moment.step.yielded)
         ended = sum(output.finish is not None for output in moment.step.outputs)
         if ended:
             on_done(ended)

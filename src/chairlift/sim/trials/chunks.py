@@ -5,10 +5,10 @@ Knows configurations and journeys; knows no way to size a chunk.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from chairlift.core.config import EngineConfig
 from chairlift.sim.cost import Cost, Linear, Moody
+from chairlift.sim.trials.chance import Chance
 from chairlift.sim.trials.engines import Ask, asks, ride
 from chairlift.sim.trials.latencies import itl_p99_s, tokens_per_s
 from chairlift.workload.traces import Arrival
@@ -23,14 +23,6 @@ NOISE = 0.1
 
 SLOWNESS, SLOW_PART = 2.0, (0.4, 0.6)
 """In the middle of the work everything takes twice as long."""
-
-
-class Chance(Protocol):
-    """What is drawn from, as `random.Random` offers it."""
-
-    def random(self) -> float: ...
-    def gauss(self, mu: float, sigma: float) -> float: ...
-    def expovariate(self, lambd: float) -> float: ...
 
 
 def mixed(moments: Iterable[float], chance: Chance) -> list[Ask]:

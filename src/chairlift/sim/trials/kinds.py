@@ -5,17 +5,10 @@ What a kind is nobody is told; prompts of like length, or of one tenant, have an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from chairlift.sim.trials.chance import Chance
 from chairlift.sim.trials.engines import Ask, asks
 from chairlift.workload.traces import Arrival
-
-
-class Chance(Protocol):
-    """What is drawn from, as `random.Random` offers it."""
-
-    def lognormvariate(self, mu: float, sigma: float) -> float: ...
-    def choices(self, population: Sequence["Kind"], weights: Sequence[float]) -> list["Kind"]: ...
 
 
 @dataclass(frozen=True, slots=True)

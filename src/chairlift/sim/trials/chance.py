@@ -1,0 +1,16 @@
+"""What the workloads of trials are drawn from. Knows no generator: whoever makes a trial brings one in."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+Drawn = TypeVar("Drawn")
+
+
+class Chance(Protocol):
+    """As `random.Random` offers it."""
+
+    def random(self) -> float: ...
+    def gauss(self, mu: float, sigma: float) -> float: ...
+    def expovariate(self, lambd: float) -> float: ...
+    def lognormvariate(self, mu: float, sigma: float) -> float: ...
+    def choices(self, population: Sequence[Drawn], weights: Sequence[float]) -> list[Drawn]: ...
