@@ -132,7 +132,8 @@ def serve(
         bool,
         typer.Option(
             help="Tenants, by API key or --tenant-header, share it only with themselves: otherwise the time of an answer tells"
-            " them what others have asked. Without it all share, which is faster where all prompts begin alike.",
+            " them what others have asked. Without it all share, which is faster where all prompts begin alike. No effect"
+            " without API keys or --tenant-header.",
         ),
     ] = SETTINGS.isolate_prefix_cache,
     preset: Annotated[
@@ -149,7 +150,7 @@ def serve(
         typer.Option(
             parser=options.one_of(ORDERS),
             metavar="fcfs|priority|fair|deadline|shortest|prefix",
-            help="Who is first of those that wait. All but fcfs respect classes, and all but these two share fairly.",
+            help="Who is first of those that wait. All but fcfs respect classes; all but fcfs and priority share fairly.",
         ),
     ] = DEFAULTS.scheduling_policy,
     split: Annotated[
@@ -165,7 +166,8 @@ def serve(
         typer.Option(
             parser=options.one_of(HEADROOMS),
             metavar="optimistic|reserve|expected",
-            help="Memory kept for those that run: a little, all that they may need, or what answers have turned out to need.",
+            help="Memory kept for those that run: a little, all that they may need, or what answers have turned out to need."
+            " Not asked with --kv-layout contiguous, where all is reserved.",
         ),
     ] = DEFAULTS.headroom,
     itl_target_ms: Annotated[
@@ -216,7 +218,7 @@ def serve(
         typer.Option(
             metavar="NAME=WEIGHT",
             help="A tenant whose share is not 1; may be given several times. With API keys NAME is the key, which is better"
-            " written into --config FILE than here.",
+            " written into --config FILE than here. No effect with --scheduling-policy fcfs or priority.",
         ),
     ] = None,
     slo_class: Annotated[
@@ -224,7 +226,7 @@ def serve(
         typer.Option(
             metavar="NAME=TTFT_MS,ITL_MS",
             help="Requests that say `slo_class`: NAME want their first token in TTFT_MS, and the next ones in ITL_MS each; may"
-            " be given several times. Heeded by --scheduling-policy deadline.",
+            " be given several times. TTFT_MS is heeded by --scheduling-policy deadline; the smallest ITL_MS is everybody's.",
         ),
     ] = None,
     executor: options.Executor = DEFAULT_EXECUTOR,

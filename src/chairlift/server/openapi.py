@@ -20,7 +20,7 @@ READINGS: Mapping[str, str] = {
     "/v1/models": "The models that are served",
     "/v1/models/{model}": "One of them",
     "/v1/requests": "What is in flight, with state, position, tokens and blocks: everyone's own, or all with the admin key",
-    "/v1/requests/{id}/trace": "What happened to a request and why it waited, until ten minutes after its end",
+    "/v1/requests/{id}/trace": "What happened to a request and why it waited: in flight, and the last 1,000 for ten minutes",
     "/health": "200 if requests are taken, 503 while loading, draining, stalled or after a failure",
     "/ping": "The same",
     "/version": "The version of the server",
