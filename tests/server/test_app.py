@@ -11,7 +11,7 @@ import httpx
 import pytest
 import tiny
 from executors import solo
-from tiny import GatedExecutor, Server, serving
+from tiny import GatedExecutor, Server, serving, until
 
 from chairlift import __version__
 from chairlift.server.app import create_app
@@ -168,9 +168,7 @@ async def test_two_requests_of_one_name_are_answered_apart_and_the_name_may_be_u
         bodies = [{"prompt": prompt, "max_tokens": 50, "request_id": "mine"} for prompt in ("a\n", "bb\n", "a\n")]
         ask = partial(server.post, "/v1/completions", headers={"x-request-id": "mine"})
         together = [asyncio.create_task(ask(body)) for body in bodies[:2]]
-        async with asyncio.timeout(5):
-            while len(server.service.flights._flights) != 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: len(server.service.flights._flights) == 2)
         server.executor.open()
         answers = [*await asyncio.gather(*together), await ask(bodies[2])]
         assert {answer.json()["id"] for answer in answers} == {"cmpl-mine"}

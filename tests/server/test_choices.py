@@ -166,9 +166,7 @@ async def test_choices_in_flight_are_listed_and_cancelled_together() -> None:
         assert isinstance(server.executor, GatedExecutor)
         body = {"prompt": "q\n", "max_tokens": 60, "request_id": "r", "n": 3}
         asked = asyncio.create_task(server.post(COMPLETIONS, body))
-        async with asyncio.timeout(5):
-            while len(server.client._streams) != 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await server.taken(3)
         assert [flight.choice for _, flight in server.service.flights.named("cmpl-r")] == [0, 1, 2]
         await server.http.post("/v1/requests/cmpl-r/cancel")
         server.executor.open()

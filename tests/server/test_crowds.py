@@ -14,7 +14,7 @@ from executors import ShadowExecutor
 from native_kernels import OBJECTS
 from sse import events, joined
 from starlette.applications import Starlette
-from tiny import CHATML, END, NEWLINE, GatedExecutor, script, serving
+from tiny import CHATML, END, NEWLINE, GatedExecutor, script, serving, until
 from tiny_decoders import PLAIN, random_weights
 
 from chairlift.core.config import EngineConfig
@@ -23,12 +23,6 @@ from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions
 from chairlift.server.run import bind, web_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class Compiled(ShadowExecutor):

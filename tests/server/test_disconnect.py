@@ -10,7 +10,7 @@ import pytest
 import tiny
 from executors import solo
 from sse import endings, events, joined
-from tiny import GatedExecutor, Server, serving
+from tiny import GatedExecutor, Server, serving, until
 
 from chairlift.core.config import EngineConfig
 
@@ -23,12 +23,6 @@ async def gated(**changes: Any) -> AsyncIterator[tuple[Server, GatedExecutor]]:
     async with serving(executor=GatedExecutor, real=True, **changes) as server:
         assert isinstance(server.executor, GatedExecutor)
         yield server, server.executor
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def left(server: Server, others: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from sse import endings, events, joined
-from tiny import GatedExecutor, Server, serving
+from tiny import GatedExecutor, Server, serving, until
 
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
@@ -31,13 +31,10 @@ async def waiting(settings: Settings | None = None) -> AsyncIterator[tuple[Serve
         for count, (name, key) in enumerate({"first": "one", "second": "two"}.items(), start=1):
             body = {"prompt": "q\n", "max_tokens": 60, "request_id": name, "stream": name == "first"}
             asked[name] = asyncio.create_task(server.post("/v1/completions", body, headers=bearer(key)))
-            async with asyncio.timeout(5):
-                while len(server.client._streams) != count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await server.taken(count)
         server.executor.allow(2)
-        async with asyncio.timeout(5):
-            while len(server.executor.plans) != 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        executor = server.executor
+        await until(lambda: len(executor.plans) == 2)
         yield server, asked
         server.executor.open()
         await asyncio.gather(*asked.values())
@@ -48,9 +45,7 @@ async def waiting(settings: Settings | None = None) -> AsyncIterator[tuple[Serve
 async def listed(server: Server, key: str | None = None) -> list[dict[str, Any]]:
     """Lets the engine, which waits in the midst of a step, take one more."""
     asking = asyncio.create_task(server.http.get("/v1/requests", headers=bearer(key)))
-    async with asyncio.timeout(5):
-        while not server.client._core.inbox and not asking.done():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: server.client._core.inbox or asking.done())
     assert isinstance(server.executor, GatedExecutor)
     if not asking.done():
         server.executor.allow()

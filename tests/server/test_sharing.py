@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from tiny import GatedExecutor, Server, serving
+from tiny import GatedExecutor, Server, serving, until
 
 from chairlift.core.config import EngineConfig
 from chairlift.core.types import MAX_TENANTS
@@ -54,9 +54,8 @@ async def _turns(server: Server, executor: GatedExecutor, asks: tuple[Ask, ...])
     executor.allow()
     for ask in everybody:
         asking.append(asyncio.create_task(ask.of(server)))
-        async with asyncio.timeout(5):
-            while len(server.client._streams) != len(asking) or not executor.plans:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await server.taken(len(asking))
+        await until(lambda: executor.plans)
     executor.open()
     assert [answer.status_code for answer in await asyncio.gather(*asking)] == [200] * len(everybody)
     rows = (work.seq_id for plan in executor.plans for work in plan.work)

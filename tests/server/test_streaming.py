@@ -250,9 +250,7 @@ async def busy(prompts: int) -> AsyncGenerator[Server]:
     async with serving(executor=GatedExecutor, config=ONE_RUNS_AND_TWO_WAIT) as server:
         assert isinstance(server.executor, GatedExecutor)
         asking = asyncio.create_task(server.complete(["a\n"] * prompts, max_tokens=1))
-        async with asyncio.timeout(5):
-            while len(server.client._streams) < prompts:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await server.taken(prompts)
         yield server
         server.executor.open()
         assert (await asking).status_code == 200

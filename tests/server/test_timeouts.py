@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from sse import endings, events, joined
-from tiny import GatedExecutor, Server, serving
+from tiny import GatedExecutor, Server, serving, until
 
 from chairlift.core.config import EngineConfig
 from chairlift.server.settings import Settings
@@ -37,17 +37,8 @@ async def timed(**settings: Any) -> AsyncIterator[tuple[Server, GatedExecutor, C
         await server.settled()
 
 
-async def taken(server: Server, count: int = 1) -> None:
-    """Waits until so many requests are in flight."""
-    async with asyncio.timeout(5):
-        while len(server.client._streams) != count:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 async def computed(executor: GatedExecutor, count: int) -> None:
-    async with asyncio.timeout(5):
-        while len(executor.plans) != count:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: len(executor.plans) == count)
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:
@@ -90,11 +81,11 @@ async def test_before_the_first_token_it_is_408_and_not_to_be_retried(
 ) -> None:
     async with timed(**settings) as (server, executor, clock):
         first = asyncio.create_task(server.post(COMPLETIONS, body(COMPLETIONS, timeout_s=10**6)))
-        await taken(server)
+        await server.taken()
         executor.allow()
         await computed(executor, 1)
         second = asyncio.create_task(server.post(CHAT, body(CHAT, stream=stream, **fields)))
-        await taken(server, 2)
+        await server.taken(2)
         clock.now += 11.0
         executor.open()
         answer = await second
@@ -132,7 +123,7 @@ async def test_after_a_keep_alive_the_status_is_out_and_the_408_is_an_event() ->
     async with serving(executor=GatedExecutor, config=ONE_PLACE, settings=settings, clock=clock, real=True) as server:
         assert isinstance(server.executor, GatedExecutor)
         first = asyncio.create_task(server.complete(max_tokens=50))
-        await taken(server)
+        await server.taken()
         server.executor.allow()
         await computed(server.executor, 1)
         async with server.http.stream("POST", COMPLETIONS, json=body(COMPLETIONS, stream=True)) as answer:
@@ -191,12 +182,12 @@ async def test_the_openai_client_does_not_ask_again_after_a_408() -> None:
     async with serving(executor=GatedExecutor, config=ONE_PLACE, clock=clock, real=True) as server:
         assert isinstance(server.executor, GatedExecutor)
         first = asyncio.create_task(server.complete(max_tokens=5))
-        await taken(server)
+        await server.taken()
         server.executor.allow()
         await computed(server.executor, 1)
         async with openai.AsyncOpenAI(base_url=str(server.http.base_url.join("v1")), api_key="k", max_retries=2) as client:
             asking = asyncio.create_task(client.completions.create(model="tiny", prompt="q", extra_body={"timeout_s": 10}))
-            await taken(server, 2)
+            await server.taken(2)
             clock.now += 11.0
             server.executor.open()
             with pytest.raises(openai.APIStatusError) as error:

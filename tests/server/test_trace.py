@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tiny import GatedExecutor, Server, serving
+from tiny import GatedExecutor, Server, serving, until
 
 from chairlift.core.config import EngineConfig
 from chairlift.server.flights import MAX_ENDED, Flight, Flights
@@ -62,14 +62,12 @@ async def test_who_waits_is_told_why_while_it_waits() -> None:
         assert isinstance(server.executor, GatedExecutor)
         bodies = [{"prompt": "q\n", "max_tokens": 9, "request_id": name} for name in ("first", "second", "third")]
         asked: list[asyncio.Task[httpx.Response]] = []
-        async with asyncio.timeout(5):
-            for count, body in enumerate(bodies, start=1):
-                asked.append(asyncio.create_task(server.post("/v1/completions", body)))
-                while len(server.client._streams) != count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-            server.executor.allow(3)
-            while len(server.executor.plans) < 3 or server.client._core.inbox:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        executor = server.executor
+        for count, body in enumerate(bodies, start=1):
+            asked.append(asyncio.create_task(server.post("/v1/completions", body)))
+            await server.taken(count)
+        executor.allow(3)
+        await until(lambda: len(executor.plans) == 3 and not server.client._core.inbox)
         reasons = {}
         for name in ("second", "third"):
             (told,) = await story(server, f"cmpl-{name}")
@@ -84,9 +82,7 @@ async def test_who_was_cancelled_reads_so_in_its_story() -> None:
     async with serving(executor=GatedExecutor) as server:
         assert isinstance(server.executor, GatedExecutor)
         asked = asyncio.create_task(server.complete("q\n", max_tokens=60, request_id="x"))
-        async with asyncio.timeout(5):
-            while not server.client._streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await server.taken()
         await server.http.post("/v1/requests/cmpl-x/cancel")
         await asked
         server.executor.open()

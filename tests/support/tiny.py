@@ -75,6 +75,17 @@ def script(*answer: int | str | bytes) -> Callable[[tuple[int, ...]], int]:
     return next_token
 
 
+PATIENCE_S = 30.0
+"""After which a condition is taken for one that never comes true. Only tests that fail take so long."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for what the engine's thread, or a socket, will bring about: neither says when it has."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 def letters(prefix: tuple[int, ...]) -> int:
     """A model that never ends, and whose text tells prompts apart."""
     return ord("a") + (sum(prefix) + len(prefix)) % 26
@@ -131,19 +142,21 @@ class Server:
 
     async def settled(self) -> None:
         """Waits until nobody runs or waits and all blocks are free; that it gets there at all is the test."""
-        async with asyncio.timeout(5):
-            while True:
-                now = self.client.snapshot()
-                if (now.running, now.waiting, now.free_blocks) == (0, 0, now.total_blocks):
-                    return
-                await asyncio.sleep(0.001)
+
+        def free() -> bool:
+            now = self.client.snapshot()
+            return (now.running, now.waiting, now.free_blocks) == (0, 0, now.total_blocks)
+
+        await until(free)
+
+    async def taken(self, count: int = 1) -> None:
+        """Waits until so many choices are in flight."""
+        await until(lambda: len(self.client._streams) == count)
 
     async def counted(self, ended: int) -> Tally:
         """The metrics once they count so many ended requests; sinks hear of a step a moment after its readers."""
-        async with asyncio.timeout(5):
-            while sum((tally := self.metrics.read()).finished.values()) < ended:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        return tally
+        await until(lambda: sum(self.metrics.read().finished.values()) >= ended)
+        return self.metrics.read()
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,6 @@ A100 = Linear(step_s=0.011, token_s=1e-4, draw_s=2e-5, position_s=9e-8)
 of 312 TFLOP/s, 128 KiB of keys and values a position. A step of 512 tokens takes 62 ms, one of 32 next tokens that see 1,000
 positions each 18 ms."""
 
-SMALL = EngineConfig(
-    max_model_len=16_384,
-    num_blocks=8192,
-    max_num_seqs=8,
-    max_num_batched_tokens=256,
-    enable_prefix_caching=False,
-    scheduling_policy="fcfs",
-)
-"""Eight places, so that there is a queue before the machine is shared by too many."""
-
 LARGE = EngineConfig(
     max_model_len=16_384,
     num_blocks=20_000,
