@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from chairlift.core.config import KV_LAYOUTS
+
 MAX_SECONDS = 1_000_000
 """Longest time that can be set: eleven days."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -162,6 +164,7 @@ KvCacheDtype = Annotated[
 KvLayout = Annotated[
     str,
     typer.Option(
+        parser=one_of(KV_LAYOUTS),
         metavar="paged|contiguous",
         help="Blocks as a request grows, or one run of blocks reserved for its longest answer, with no prefixes shared.",
     ),
