@@ -50,15 +50,24 @@ class ShadowExecutor:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int], *, contiguous: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        next_token: Callable[[tuple[int, ...]], int],
+        *,
+        contiguous: bool = False,
+        num_host_blocks: int = 0,
     ) -> None:
         self.contiguous = contiguous
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.next_token = next_token
         self.plans: list[Plan] = []
         self.closed = False
         self._slots: dict[tuple[int, int], Slot] = {}
+        self._host: dict[tuple[int, int], Slot] = {}
+        """As the store in host memory would have them."""
 
     def launch(self, plan: Plan) -> None:
         self.plans.append(plan)
@@ -66,7 +75,7 @@ class ShadowExecutor:
     def collect(self) -> Result:
         plan = self.plans[-1]
         for move in plan.moves:
-            self._copy(move)
+            self._move(move)
         written: set[tuple[int, int]] = set()
         rows: list[Row] = []
         for work in plan.work:
@@ -104,14 +113,19 @@ class ShadowExecutor:
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
 
-    def _copy(self, move: Move) -> None:
-        """What was never written is copied as such."""
+    def _move(self, move: Move) -> None:
+        """What was never written is moved as such."""
+        device, host = (self._slots, self.num_blocks), (self._host, self.num_host_blocks)
+        sources, source_count = host if move.kind == "load" else device
+        targets, target_count = host if move.kind == "store" else device
+        assert 0 <= move.source < source_count
+        assert 0 <= move.target < target_count
         for within in range(self.block_size):
-            slot = self._slots.get((move.source, within))
+            slot = sources.get((move.source, within))
             if slot is None:
-                self._slots.pop((move.target, within), None)
+                targets.pop((move.target, within), None)
             else:
-                self._slots[move.target, within] = slot
+                targets[move.target, within] = slot
 
     def _compute(self, work: Work, written: set[tuple[int, int]]) -> tuple[int, ...]:
         assert len(work.tokens) > 0, f"{work.seq_id} has a row without tokens: there would be no logits"

@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
+from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
@@ -36,6 +37,7 @@ from chairlift.schedule import door, stopping
 from chairlift.schedule.layouts import LAYOUTS
 from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.policy import Past, Policy
+from chairlift.schedule.swapping import Stored, Swapping
 from chairlift.schedule.trials import Kind, Trials
 
 PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
@@ -53,7 +55,8 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, policy: Policy, index: PrefixIndex) -> None:
         self.config = config
-        self._memory = LAYOUTS[config.kv_layout](config, index)
+        layout = LAYOUTS[config.kv_layout](config, index)
+        self._memory = Swapping(layout, BlockPool(config.num_host_blocks), block_size=config.block_size)
         self.pool = self._memory.pool
         self.index = index
         self.running: list[Sequence] = []
@@ -146,7 +149,8 @@ class Scheduler:
     def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
         # A plan without work is not launched, and one that fails may not have been heard: the news is kept until `commit`.
         closed = tuple(self._closed) if work else ()
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, self._memory.moves(), self._held)
+        moves = self._memory.moves() if work else ()
+        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held)
         self._step += 1
         self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
@@ -220,6 +224,9 @@ class Scheduler:
             waiting=len(self._sequences) - running,
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
+            swapped=self._memory.away,
+            free_host_blocks=self._memory.host.free,
+            total_host_blocks=self._memory.host.total,
         )
 
     def standings(self) -> tuple[Standing, ...]:
@@ -228,7 +235,8 @@ class Scheduler:
         ahead = 0
         for position, sequence in enumerate(self._queue):
             ahead += sequence.places
-            standings += [_standing(one, sequence, position, ahead) for one in (sequence, *sequence.followers)]
+            stored = self._memory.stored(sequence)
+            standings += [_standing(one, sequence, position, ahead, stored) for one in (sequence, *sequence.followers)]
         return tuple(standings)
 
     @property
@@ -265,6 +273,7 @@ class Scheduler:
         waiting_again = tuple(sequence.id for sequence in self.running)
         for sequence in self.running[:]:
             self._preempt(sequence)
+        self._memory.lose()
         planned = (self._sequences.get(work.seq_id) for work in plan.work if not work.pad)
         self._trials.failed(sequence for sequence in planned if sequence is not None)
         return waiting_again
@@ -296,7 +305,7 @@ class Scheduler:
         worst = self._queue.worst_first(lesser)
         fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
         for sequence in worst[:fewest]:
-            self._preempt(sequence)
+            self._preempt(sequence, store=True)
         return [sequence.id for sequence in worst[:fewest]]
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
@@ -336,7 +345,7 @@ class Scheduler:
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             victim = self._queue.victim(candidates, self._memory.recomputation)
-            self._preempt(victim)
+            self._preempt(victim, store=True)
             preempted.append(victim.id)
             if victim is sequence:
                 return False
@@ -472,8 +481,13 @@ class Scheduler:
         else:
             self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
+    def _preempt(self, sequence: Sequence, *, store: bool = False) -> None:
+        """Puts a running sequence back into the queue. It keeps its tokens, and will compute them again unless they are stored.
+
+        They are not after a failure, as nothing is trusted then; nor of one that has just been forked, as its leader has them.
+        """
+        if store:
+            self._memory.store(sequence)
         self._get_off(sequence)
         self._queue.push(sequence)
 
@@ -500,6 +514,7 @@ class Scheduler:
             self._unfollow(sequence, sequence.leader)
         else:
             self._queue.remove(sequence)
+            self._memory.drop(sequence)
         if sequence.followers:
             self._succeed(sequence)
         self._limits.forget(sequence)
@@ -532,15 +547,18 @@ class Scheduler:
             follower.leader = leader
 
 
-def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:
+def _standing(
+    sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0, stored: Stored | None = None
+) -> Standing:
+    held = stored if stored is not None and sequence is leader else sequence
     return Standing(
         sequence.id,
-        _state(leader),
+        _state(leader) if stored is None else "swapped",
         position,
         sequence.prompt_len,
         sequence.generated,
-        sequence.computed,
-        len(sequence.blocks),
+        held.computed,
+        len(held.blocks),
         ahead,
     )
 
