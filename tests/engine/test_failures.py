@@ -29,7 +29,7 @@ class Fragile(ShadowExecutor):
     """Raises in the steps that `breaks` names, after it has written."""
 
     def __init__(self, breaks: Callable[[Plan], bool], **sizes: int) -> None:
-        super().__init__(sizes.get("num_blocks", 20), 4, NEXT)
+        super().__init__(sizes.get("num_blocks", 20), 4, NEXT, num_host_blocks=sizes.get("num_host_blocks", 0))
         self.breaks = breaks
 
     def collect(self) -> Result:
@@ -44,7 +44,8 @@ class FragileRide(Ride):
 
     def __init__(self, breaks: Callable[[Plan], bool], **changes: Any) -> None:
         settled = config(**changes)
-        super().__init__(EngineCore(settled, Fragile(breaks, num_blocks=settled.num_blocks)))
+        sizes = {"num_blocks": settled.num_blocks, "num_host_blocks": settled.num_host_blocks}
+        super().__init__(EngineCore(settled, Fragile(breaks, **sizes)))
         self.blamed: list[Request] = []
         self.doubts: list[int] = []
 

@@ -74,6 +74,7 @@ class ShadowExecutor:
 
     def collect(self) -> Result:
         plan = self.plans[-1]
+        self._check(plan.moves)
         for move in plan.moves:
             self._move(move)
         written: set[tuple[int, int]] = set()
@@ -112,6 +113,17 @@ class ShadowExecutor:
         block = work.blocks[0] + number if self.contiguous else work.blocks[number]
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
+
+    def _check(self, moves: tuple[Move, ...]) -> None:
+        """In an order in which all moves of a kind may be done at once."""
+        kinds = ("store", "copy", "load")
+        assert [move.kind for move in moves] == sorted((move.kind for move in moves), key=kinds.index)
+        for kind in kinds:
+            targets = [move.target for move in moves if move.kind == kind]
+            assert len(set(targets)) == len(targets), f"two blocks are moved to one place: {moves}"
+        written = {move.target for move in moves if move.kind != "store"}
+        read = [move.source for move in moves if move.kind == "copy"]
+        assert written.isdisjoint(read), f"a copy may be of what another move has written: {moves}"
 
     def _move(self, move: Move) -> None:
         """What was never written is moved as such."""

@@ -29,7 +29,7 @@ def check_host(host: BlockPool, stored: Iterable[list[int]]) -> None:
     """Beside `check`, of the store in host memory: AssertionError with the first thing that is wrong."""
     owners = Counter(block for blocks in stored for block in blocks)
     counts = {block: host.references(block) for block in range(host.total)}
-    assert {block: count for block, count in counts.items() if count} == dict(owners), "the host's references differ from owners"
+    assert {block: count for block, count in counts.items() if count} == dict(owners), "the host counts other owners"
     assert all(count == 1 for count in owners.values()), "a block of the host has two owners"
     assert host.free == host.total - len(owners), "the host's free list differs from the counts"
 

@@ -245,7 +245,7 @@ def drawn_for(work: Work) -> list[str]:
 class Move(NamedTuple):
     """The keys and values of block `source` go to block `target`, all layers of them.
 
-    Both are of the device in a "copy". A "store" goes from the device to a block of the host, a "load" from there to the device.
+    Both are of the device in a "copy". A "store" goes from the device to a block of the host, a "load" back again.
     """
 
     kind: Literal["copy", "store", "load"]
