@@ -187,6 +187,24 @@ def test_a_shared_prefix_is_not_trusted_after_a_failure():
     assert engine.free_again
 
 
+def test_after_a_failure_nothing_comes_back_from_the_host_and_nobody_is_put_there_while_it_is_looked_into():
+    """In the step after the one in which somebody was put away; until all are found innocent it takes a proof and trials."""
+    engine = FragileRide(once(20), num_blocks=10, max_model_len=40, num_host_blocks=40)
+    engine.submit(*(request(name, range(place, place + 6), 30, arrival=float(place)) for place, name in enumerate("abc")))
+    while engine.core.scheduler.snapshot().swapped == 0:
+        engine.step()
+    assert len(engine.steps) <= 20
+    while not engine.doubts:
+        engine.step()
+    assert engine.core.scheduler.snapshot().swapped == 0
+    since = len(engine.steps)
+    engine.run()
+    tried = next(place for place in range(since, len(engine.steps)) if len(engine.steps[place].plan.work) > 1)
+    assert all(step.plan.moves == () for step in engine.steps[since:tried])
+    assert [tuple(engine.tokens[name]) for name in "abc"] == [solo(tuple(range(p, p + 6)), NEXT, 30) for p in range(3)]
+    assert engine.free_again
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @given(
     prompts=st.lists(
@@ -194,15 +212,17 @@ def test_a_shared_prefix_is_not_trusted_after_a_failure():
     ),
     bad=st.sets(st.integers(0, 5), max_size=2),
     broken=st.sets(st.integers(0, 40), max_size=3),
+    host=st.sampled_from([0, 5, 40]),
 )
 @settings(max_examples=15, deadline=None)
 def test_failures_change_no_text_but_of_the_guilty(
-    preset: str, prompts: list[tuple[list[int], int]], bad: set[int], broken: set[int]
+    preset: str, prompts: list[tuple[list[int], int]], bad: set[int], broken: set[int], host: int
 ):
     engine = FragileRide(
         lambda plan: poisoned(plan) or (plan.step in broken and len(plan.work) > 1),
         preset=preset,
         num_blocks=24,
+        num_host_blocks=host,
         max_num_seqs=3,
         batch_wait_s=2.0,
     )
