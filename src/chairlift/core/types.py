@@ -141,6 +141,7 @@ class Sequence:
         "place",
         "prompt_len",
         "request",
+        "room",
         "running",
         "started",
         "tokens",
@@ -156,6 +157,9 @@ class Sequence:
         self.prompt_len = len(request.prompt)
         self.computed = 0
         self.blocks = array("i")
+        """Never changed but replaced, as plans have them too."""
+        self.room = 0
+        """Up to so many tokens can be written into `blocks` without any more memory."""
         self.cached = 0
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0

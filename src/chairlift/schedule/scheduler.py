@@ -322,7 +322,7 @@ class Scheduler:
             if preempted and sequence.id in preempted:
                 continue
             tokens = sequence.computed + count
-            if not self._memory.lacks(sequence, tokens) or self._make_room(sequence, tokens, grants, preempted):
+            if tokens <= sequence.room or self._make_room(sequence, tokens, grants, preempted):
                 grants.append(grant)
         return grants
 
@@ -331,7 +331,7 @@ class Scheduler:
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
-        while (need := self._memory.lacks(sequence, tokens)) > self.pool.free:
+        while self._memory.lacks(sequence, tokens) > self.pool.free:
             planned = {other.id for other, _ in grants}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
@@ -340,8 +340,7 @@ class Scheduler:
             preempted.append(victim.id)
             if victim is sequence:
                 return False
-        if need:
-            self._memory.grow(sequence, tokens)
+        self._memory.grow(sequence, tokens)
         return True
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
@@ -432,7 +431,7 @@ class Scheduler:
             draws = (draw,)
             if sequence.followers:
                 draws += tuple(draw._replace(choice=follower.choice) for follower in sequence.followers)
-        return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks[:], draws, False))
+        return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
 
     def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
