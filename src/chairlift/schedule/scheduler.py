@@ -42,7 +42,8 @@ PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 """The row of a step that must succeed if the executor is sound."""
 
 _record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-"""Makes a named tuple out of all its fields. Its class takes twice as long for the same, and three are made for every row."""
+"""Makes a named tuple out of all its fields. Its class takes twice as long for the same, and two are made for every row."""
+
 
 class Scheduler:
     """The requests of one engine, from the door to their one terminal output."""
@@ -419,17 +420,8 @@ class Scheduler:
         tokens, start = sequence.tokens, sequence.computed
         end = sequence.computed = start + count
         # The row that reaches the last token draws: its logits are those of the next one.
-        draws = () if end < len(tokens) else self._draws(sequence)
+        draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
         return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
-
-    def _draws(self, sequence: Sequence) -> tuple[Draw, ...]:
-        request, position = sequence.request, sequence.generated
-        banned = stopping.banned(request.stopping, position)
-        # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
-        own = _record(Draw, (sequence.choice, position, request.sampling, banned, sequence.tokens, sequence.prompt_len, None))
-        if not sequence.followers:
-            return (own,)
-        return (own, *(own._replace(choice=follower.choice) for follower in sequence.followers))
 
     def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
@@ -527,6 +519,18 @@ class Scheduler:
         leader.followers = followers
         for follower in followers:
             follower.leader = leader
+
+
+def _draws(sequence: Sequence) -> tuple[Draw, ...]:
+    """For itself first, then for those that follow it."""
+    request = sequence.request
+    banned = stopping.banned(request.stopping, sequence.generated)
+    # The tokens themselves and no copy: they only grow, and a row says how many of them its draws look at.
+    own = Draw(sequence.choice, request.sampling, banned, sequence.tokens, sequence.prompt_len)
+    draws = (own, *(own._replace(choice=follower.choice) for follower in sequence.followers))
+    if not banned and not sequence.followers:
+        sequence.draws = draws
+    return draws
 
 
 def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:
