@@ -84,7 +84,7 @@ class TorchExecutor:
         self._description, self._device, self._decoder, self._batches = description, device, decoder, batches
         self._sampler, self._kv, self._clock = sampler, kv, clock
         self._flights: deque[_Flight] = deque()
-        self._drawn = torch.zeros(1, dtype=torch.int64, device=device.torch)
+        self._drawn = torch.zeros(1, dtype=torch.int64, device=device.on)
         self._drawn_by: dict[str, int] = {}
         """Where in `_drawn`, the tokens of the last plan, those are that rows drew for their own sequences."""
 
@@ -114,7 +114,7 @@ class TorchExecutor:
             held = read(description, weights, device=device, dtype=dtype, on_tensor=on_tensor)
             shape = (len(description.layers), num_blocks, 2, block_size, description.kv_heads, description.head_dim)
             # Left unwritten on purpose: nobody reads what nobody has written.
-            kv = torch.empty(shape, dtype=dtype, device=device.torch)
+            kv = torch.empty(shape, dtype=dtype, device=device.on)
             decoder = Decoder(
                 description,
                 held,

@@ -36,7 +36,7 @@ class HostSampler:
         `pending` int64 [rows] is the last token of the row's history where that is not known here, else -1; None if all are.
         """
         known = logits.cpu().numpy()
-        finite = np.isfinite(known).all(axis=1).tolist()
+        finite = [bool(np.isfinite(row).all()) for row in known]
         last = [-1] * len(logits) if pending is None else pending.tolist()
         tokens, failed = [0] * len(draws), [FINE] * len(draws)
         told: list[Logprobs | None] = [None] * len(draws)
