@@ -9,7 +9,7 @@ from executors import solo
 from virtual import Ride, request
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, PrefixIndex, prefix_index
+from chairlift.cache.prefix import Match, prefix_index
 from chairlift.core.types import Move, Sequence
 from chairlift.schedule.memory import Paged
 from chairlift.schedule.swapping import Stored, Swapping
@@ -107,7 +107,9 @@ def test_one_for_whom_the_host_has_no_room_is_computed_again_beside_others_who_a
     engine.run()
     assert engine.swapped > 0
     assert sum(computed(engine).values()) > 5 * (6 + 40 - 1)
-    assert {n: tuple(engine.tokens[n]) for n in "01234"} == {n: solo(tuple(range(int(n), int(n) + 6)), NEXT, 40) for n in "01234"}
+    assert {n: tuple(engine.tokens[n]) for n in "01234"} == {
+        n: solo(tuple(range(int(n), int(n) + 6)), NEXT, 40) for n in "01234"
+    }
 
 
 def test_whoever_comes_back_needs_only_what_it_misses_of_the_budget():
@@ -248,7 +250,8 @@ def test_a_block_is_stored_before_it_is_copied_into():
     swapping.grow(leader, 4)
     *stores, copy = swapping.moves()
     assert [(move.kind, move.source) for move in stores] == [("store", block) for block in victims[:2]]
-    assert copy.kind == "copy" and copy.target in victims
+    assert copy.kind == "copy"
+    assert copy.target in victims
 
 
 @pytest.mark.parametrize("found", [0, 1, 2])

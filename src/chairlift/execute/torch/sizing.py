@@ -10,14 +10,26 @@ DEVICE_SHARE = 0.9
 """Of the memory of a GPU that weights and a step leave: nobody else has a use for it, but allocators leave gaps."""
 
 FLOAT32_BYTES, INT64_BYTES, INT32_BYTES = 4, 8, 4
+STAGED_BYTES = 64 << 20
+"""Of blocks that are on their way to the machine's memory or back, if sequences are swapped."""
 SAMPLED_BYTES = 48
 """For every id of every row: logits, their scores in float64, and what sorting them takes."""
 
 
 def footprint(
-    description: Description, *, itemsize: int, max_tokens: int, max_rows: int, longest: int, block_size: int
+    description: Description,
+    *,
+    itemsize: int,
+    max_tokens: int,
+    max_rows: int,
+    longest: int,
+    block_size: int,
+    swaps: bool = False,
 ) -> Footprint:
-    """`itemsize` is that of the type that is computed in, `longest` the tokens of the longest row."""
+    """`itemsize` is that of the type that is computed in, `longest` the tokens of the longest row.
+
+    What is stored in the machine's own memory, if it `swaps`, is not counted here.
+    """
     norms = sum(math.prod(shape) for name, shape in description.layout().items() if name.endswith("norm"))
     numbers = sum(math.prod(shape) for shape in description.layout().values())
     token_bytes = bytes_per_token(
@@ -31,6 +43,7 @@ def footprint(
         + _gathered(description, itemsize, max_tokens=max_tokens, longest=longest)
         + turns
         + buffers
+        + swaps * STAGED_BYTES
     )
     return Footprint((numbers - norms) * itemsize + norms * FLOAT32_BYTES, token_bytes, work)
 
