@@ -227,9 +227,7 @@ class TorchExecutor:
             self._drawn_by = {}
             return None
         logits = self._decoder.logits(hidden)
-        draws = [draw for row in drawing for draw in row.draws]
-        rows = [at for at, row in enumerate(drawing) for _ in row.draws]
-        drawn = self._sampler.draw(logits, draws, rows, batch.pending)
+        drawn = self._sampler.draw(logits, drawing, batch.pending)
         self._drawn, self._drawn_by = drawn.tokens, _first_draws(drawing)
         return _Answers(drawing, self._device.fetch(drawn.tokens), self._device.fetch(drawn.failed), drawn.logprobs)
 
