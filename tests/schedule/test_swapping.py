@@ -12,7 +12,7 @@ from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, prefix_index
 from chairlift.core.types import Move, Sequence
 from chairlift.schedule.memory import Paged
-from chairlift.schedule.swapping import Stored, Swapping
+from chairlift.schedule.swapping import TOKENS_A_BLOCK, Stored, Swapping
 
 LOW = 1000
 """So low a class that no age makes up for it within a test."""
@@ -283,7 +283,7 @@ def test_nothing_is_loaded_if_more_is_found_than_was_stored():
 def test_a_preemption_costs_its_blocks_if_there_is_room_for_them_and_its_tokens_otherwise():
     swapping = memory(host=3)
     short, long = seated(swapping, 6), seated(swapping, 8, "b")
-    assert (swapping.recomputation(short), swapping.recomputation(long)) == (3, 7)
+    assert (swapping.recomputation(short), swapping.recomputation(long)) == (3 * TOKENS_A_BLOCK, 7)
 
 
 def test_after_a_failure_nothing_is_stored_and_nothing_moved():
