@@ -130,7 +130,7 @@ def test_bytes_are_written_for_people() -> None:
             for setting in ({"threads": 2}, {"isa": "avx2"}, {"quantization": "none"}, {"kv_cache_dtype": "f32"})
         ),
         *(
-            (EngineOptions(**setting), "is a setting of the executor torch, not of cpu")
+            (replace(EngineOptions(), **setting), "is a setting of the executor torch, not of cpu")
             for setting in ({"device": "cpu"}, {"dtype": "float32"}, {"attention_backend": "reference"})
         ),
         (EngineOptions(executor="torch", threads=1), "threads is a setting of the executor cpu, not of torch"),

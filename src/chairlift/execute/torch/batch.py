@@ -92,10 +92,10 @@ class Batches:
         sizes = (4 * max_tokens + max_rows, 2 * max_rows + 1)
         self._hosts = [_Host(device, *sizes, max_rows, most_blocks) for _ in range(flights)]
         self._longs, self._ints = (
-            torch.zeros(size, dtype=kind, device=device.torch)
+            torch.zeros(size, dtype=kind, device=device.on)
             for size, kind in zip(sizes, (torch.int64, torch.int32), strict=True)
         )
-        self._tables = torch.zeros((max_rows, most_blocks), dtype=torch.int32, device=device.torch)
+        self._tables = torch.zeros((max_rows, most_blocks), dtype=torch.int32, device=device.on)
         self._turn = 0
 
     def fill(self, work: Sequence[Work], drawn: Tensor, drawn_by: Mapping[str, int]) -> Batch:

@@ -95,5 +95,5 @@ def turns(description: Description, *, positions: int, device: Device) -> dict[R
 
 def _table(rope: Rope, head_dim: int, positions: int, device: Device) -> Turns:
     turn = rotary.turn(rope, head_dim, np.arange(positions, dtype=np.int64))
-    cos, sin = (torch.from_numpy(part[:, 0]).to(device.torch) for part in turn)
+    cos, sin = (torch.from_numpy(part[:, 0]).to(device.on) for part in turn)
     return cos, sin

@@ -53,7 +53,8 @@ class _Event:
 class Device:
     """A processor with memory of its own, or the one that this program runs on."""
 
-    torch: torch.device
+    on: torch.device
+    """As PyTorch names it."""
 
     @classmethod
     def pick(cls, name: str) -> "Device":
@@ -78,7 +79,7 @@ class Device:
     @property
     def words(self) -> str:
         """As in "cuda:0 (NVIDIA H200)"."""
-        return f"{self.torch} ({torch.cuda.get_device_name(self.torch)})" if self._cuda else _CPU
+        return f"{self.on} ({torch.cuda.get_device_name(self.on)})" if self._cuda else _CPU
 
     def dtype(self, name: str) -> torch.dtype:
         """The type of weights, activations, keys and values. "auto" is bfloat16 where a GPU multiplies it, or else float16; on
@@ -89,7 +90,7 @@ class Device:
         if name == _AUTO:
             if not self._cuda:
                 return torch.float32
-            able = torch.cuda.get_device_capability(self.torch) >= _BFLOAT16_SINCE
+            able = torch.cuda.get_device_capability(self.on) >= _BFLOAT16_SINCE
             return torch.bfloat16 if able else torch.float16
         if name not in _DTYPES:
             raise ConfigError(f"dtype {name!r:.40} is unknown: it may be auto, {', '.join(_DTYPES)}")
@@ -97,11 +98,11 @@ class Device:
 
     def active(self) -> AbstractContextManager[object]:
         """Work of the current thread goes to this device. Kernels that are not PyTorch's own run on the current one."""
-        return torch.cuda.device(self.torch) if self._cuda else nullcontext()
+        return torch.cuda.device(self.on) if self._cuda else nullcontext()
 
     def free_bytes(self) -> int | None:
         """Of the device's own memory; None if it works in that of the machine."""
-        return torch.cuda.mem_get_info(self.torch)[0] if self._cuda else None
+        return torch.cuda.mem_get_info(self.on)[0] if self._cuda else None
 
     @property
     def capability(self) -> tuple[int, int] | None:
@@ -137,7 +138,7 @@ class Device:
         staged = self.host(*values.shape, dtype=torch.from_numpy(values).dtype)
         staged.numpy()[...] = values
         # Pinned memory that is dropped is given out again only after copies out of it are done (PyTorch's host allocator).
-        return staged.to(self.torch, non_blocking=True)
+        return staged.to(self.on, non_blocking=True)
 
     def fetch(self, values: Tensor) -> Tensor:
         """The machine's own copy of a tensor. It may be read when a mark behind this has passed."""
@@ -150,8 +151,8 @@ class Device:
     def settle(self) -> None:
         """Waits until the device has nothing to do."""
         if self._cuda:
-            torch.cuda.synchronize(self.torch)
+            torch.cuda.synchronize(self.on)
 
     @property
     def _cuda(self) -> bool:
-        return self.torch.type == _CUDA
+        return self.on.type == _CUDA

@@ -85,7 +85,7 @@ class TorchExecutor:
         self._description, self._device, self._decoder, self._batches = description, device, decoder, batches
         self._sampler, self._kv, self._clock = sampler, kv, clock
         self._flights: deque[_Flight] = deque()
-        self._drawn = torch.zeros(1, dtype=torch.int64, device=device.torch)
+        self._drawn = torch.zeros(1, dtype=torch.int64, device=device.on)
         self._drawn_by: dict[str, int] = {}
         """Where in `_drawn`, the tokens of the last plan, those are that rows drew for their own sequences."""
 
@@ -115,7 +115,7 @@ class TorchExecutor:
             held = read(description, weights, device=device, dtype=dtype, on_tensor=on_tensor)
             shape = (len(description.layers), num_blocks, 2, block_size, description.kv_heads, description.head_dim)
             # Left unwritten on purpose: nobody reads what nobody has written.
-            kv = torch.empty(shape, dtype=dtype, device=device.torch)
+            kv = torch.empty(shape, dtype=dtype, device=device.on)
             decoder = Decoder(
                 description,
                 held,
@@ -219,9 +219,7 @@ class TorchExecutor:
             self._drawn_by = {}
             return None
         logits = self._decoder.logits(hidden)
-        draws = [draw for row in drawing for draw in row.draws]
-        rows = [at for at, row in enumerate(drawing) for _ in row.draws]
-        drawn = self._sampler.draw(logits, draws, rows, batch.pending)
+        drawn = self._sampler.draw(logits, drawing, batch.pending)
         self._drawn, self._drawn_by = drawn.tokens, _first_draws(drawing)
         return _Answers(drawing, self._device.fetch(drawn.tokens), self._device.fetch(drawn.failed), drawn.logprobs)
 

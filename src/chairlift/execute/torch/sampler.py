@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from chairlift.core.errors import NothingAllowed
-from chairlift.core.types import Draw, Logprobs
+from chairlift.core.types import Draw, Logprobs, Work
 from chairlift.execute import sampler
 from chairlift.execute.torch.device import Device
 
@@ -30,22 +30,23 @@ class HostSampler:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def draw(self, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int], pending: Tensor | None) -> Drawn:
-        """`rows` says which row of `logits` float32 [rows, vocab] each draw is from.
+    def draw(self, logits: Tensor, work: Sequence[Work], pending: Tensor | None) -> Drawn:
+        """For each draw of each row that draws, in order, from its row of `logits` float32 [rows, vocab].
 
         `pending` int64 [rows] is the last token of the row's history where that is not known here, else -1; None if all are.
         """
         known = logits.cpu().numpy()
-        finite = np.isfinite(known).all(axis=1).tolist()
+        finite = [bool(np.isfinite(row).all()) for row in known]
         last = [-1] * len(logits) if pending is None else pending.tolist()
-        tokens, failed = [0] * len(draws), [FINE] * len(draws)
-        told: list[Logprobs | None] = [None] * len(draws)
-        for at, (draw, row) in enumerate(zip(draws, rows, strict=True)):
+        wanted = [(row, one.end, draw) for row, one in enumerate(work) for draw in one.draws]
+        tokens, failed = [0] * len(wanted), [FINE] * len(wanted)
+        told: list[Logprobs | None] = [None] * len(wanted)
+        for at, (row, end, draw) in enumerate(wanted):
             if not finite[row]:
                 failed[at] = BROKEN
                 continue
             try:
-                tokens[at] = sampler.draw(known[row], _completed(draw, last[row]))
+                tokens[at] = sampler.draw(known[row], _completed(draw, end, last[row]), end)
             except NothingAllowed:
                 failed[at] = EXCLUDED
                 continue
@@ -55,9 +56,9 @@ class HostSampler:
         return Drawn(put(np.array(tokens, dtype=np.int64)), put(np.array(failed, dtype=np.uint8)), tuple(told))
 
 
-def _completed(draw: Draw, last: int) -> Draw:
+def _completed(draw: Draw, end: int, last: int) -> Draw:
     if last < 0 or draw.history is None:
         return draw
-    history = array("i", draw.history[: draw.prompt_len + draw.position])
+    history = array("i", draw.history[:end])
     history[-1] = last
     return draw._replace(history=history)

@@ -1,8 +1,9 @@
 """A model's tensors on a device, merged as the decoder reads them. Knows names and shapes; knows no arithmetic."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class LayerWeights:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for name in self.__slots__ if (tensor := getattr(self, name)) is not None)
+        return sum(tensor.nbytes for field in fields(self) if (tensor := getattr(self, field.name)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,6 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor
-
-
-_MERGED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 def read(
@@ -65,9 +63,9 @@ def read(
     `on_tensor(done, total)` is called after each. ModelError if one has not the shape that the description gives it.
     """
     reader = _Reader(description, weights, device, dtype, on_tensor)
-    embed = reader.one("embed")
+    embed = reader.joined("embed")
     layers = tuple(reader.layer(f"layers.{index}.") for index in range(len(description.layers)))
-    return ModelWeights(embed, layers, reader.one("norm"), embed if description.tied else reader.one("head"))
+    return ModelWeights(embed, layers, reader.joined("norm"), embed if description.tied else reader.joined("head"))
 
 
 class _Reader:
@@ -84,29 +82,41 @@ class _Reader:
         self._done = 0
 
     def layer(self, prefix: str) -> LayerWeights:
-        return LayerWeights(**dict(self._tensors(prefix)))
+        def some(*names: str) -> Tensor | None:
+            names = tuple(prefix + name for name in names)
+            return self.joined(*names) if names[0] in self._layout else None
 
-    def one(self, name: str) -> Tensor:
-        return self._joined([name])
+        def all_of(*names: str) -> Tensor:
+            return self.joined(*(prefix + name for name in names))
 
-    def _tensors(self, prefix: str) -> Iterator[tuple[str, Tensor | None]]:
-        for name in LayerWeights.__slots__:
-            stem = name.removesuffix("_bias")
-            parts = _MERGED.get(stem, (stem,))
-            names = [f"{prefix}{part}{name.removeprefix(stem)}" for part in parts]
-            yield name, self._joined(names) if names[0] in self._layout else None
+        return LayerWeights(
+            attn_norm=all_of("attn_norm"),
+            qkv=all_of("q", "k", "v"),
+            qkv_bias=some("q_bias", "k_bias", "v_bias"),
+            q_norm=some("q_norm"),
+            k_norm=some("k_norm"),
+            o=all_of("o"),
+            o_bias=some("o_bias"),
+            post_attn_norm=some("post_attn_norm"),
+            mlp_norm=all_of("mlp_norm"),
+            gate_up=all_of("gate", "up"),
+            gate_up_bias=some("gate_bias", "up_bias"),
+            down=all_of("down"),
+            down_bias=some("down_bias"),
+            post_mlp_norm=some("post_mlp_norm"),
+        )
 
-    def _joined(self, names: list[str]) -> Tensor:
+    def joined(self, *names: str) -> Tensor:
         """These tensors below each other."""
         shapes = [self._layout[name] for name in names]
         kind = torch.float32 if names[0].endswith("norm") else self._dtype
-        joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=kind, device=self._device.torch)
+        joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=kind, device=self._device.on)
         first = 0
         for name, shape in zip(names, shapes, strict=True):
             read = self._weights.float32(name)
             if read.shape != shape:
                 raise ModelError(f"tensor {name} has shape {read.shape}, expected {shape}")
-            joined[first : first + shape[0]].copy_(_tensor(read))
+            joined[first : first + shape[0]].copy_(torch.from_numpy(np.require(read, requirements="W")))
             first += shape[0]
             self._tell()
         return joined
@@ -115,7 +125,3 @@ class _Reader:
         self._done += 1
         if self._on_tensor is not None:
             self._on_tensor(self._done, len(self._layout))
-
-
-def _tensor(array: object) -> Tensor:
-    return torch.as_tensor(array)
