@@ -223,7 +223,9 @@ class _Torch:
         from chairlift.execute.torch import options as torch_options
 
         self._model, self._options = model, options
-        self._choice = torch_options.resolve(options.device, options.dtype, options.attention_backend)
+        self._choice = torch_options.resolve(
+            options.device, options.dtype, options.attention_backend, head_dim=model.description.head_dim
+        )
 
     @property
     def computes(self) -> Computes:

@@ -19,6 +19,7 @@ from chairlift.core.types import Logprobs, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
 from chairlift.execute.torch.attention.backends import build as build_attention
+from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.batch import PENDING, Batches
 from chairlift.execute.torch.decoder import Decoder, turns
 from chairlift.execute.torch.device import Device, Mark
@@ -121,7 +122,13 @@ class TorchExecutor:
                 turns=turns(description, positions=max(longest, max_tokens), device=device),
                 kv=kv,
                 ops=TorchOps(),
-                attention=build_attention(choice.attention, scale=description.attention_scale),
+                attention=build_attention(
+                    choice.attention,
+                    heads=Heads.of(description, block_size=block_size, dtype=dtype),
+                    device=device,
+                    max_rows=max_rows,
+                    longest=longest,
+                ),
             )
             batches = Batches(
                 device,
