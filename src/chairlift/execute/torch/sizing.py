@@ -31,10 +31,11 @@ def footprint(
     token_bytes = bytes_per_token(
         layers=len(description.layers), kv_heads=description.kv_heads, head_dim=description.head_dim, itemsize=itemsize
     )
-    turns = len({layer.rope for layer in description.layers}) * max(longest, max_tokens) * description.head_dim * FLOAT32_BYTES
-    buffers = (4 * max_tokens + max_rows) * INT64_BYTES + max_rows * (-(-longest // block_size) + 3) * INT32_BYTES
+    turns = len({layer.rope for layer in description.layers}) * longest * description.head_dim * FLOAT32_BYTES
+    rows = max_rows + 1  # that of padding
+    buffers = (4 * max_tokens + rows) * INT64_BYTES + rows * (-(-longest // block_size) + 3) * INT32_BYTES
     heads = Heads.of(description, block_size=block_size, dtype=choice.dtype)
-    attention = workspace_bytes(choice.attention, heads=heads, device=choice.device, max_rows=max_rows, longest=longest)
+    attention = workspace_bytes(choice.attention, heads=heads, device=choice.device, max_rows=rows, longest=longest)
     if choice.attention.name == REFERENCE:
         attention += _gathered(heads, queries=min(max_tokens, longest), longest=longest)
     work = (
