@@ -21,7 +21,7 @@ def filled() -> torch.Tensor:
 @pytest.mark.parametrize("piece", [1, 3, 100])
 def test_what_is_stored_comes_back_into_other_blocks(staged: int, piece: int) -> None:
     kv, before = filled(), filled()
-    sizes = {"staged_bytes": staged * BLOCK_BYTES + 1, "piece_bytes": piece * BLOCK_BYTES + 1}
+    sizes = {"staged_bytes": staged * BLOCK_BYTES + 1, "pinned_bytes": piece * BLOCK_BYTES + 1}
     store = HostStore(Device.pick("cpu"), kv, num_blocks=7, **sizes)
     blocks, host, others = [11, 0, 5, 3, 8, 1, 2], [6, 2, 0, 1, 5, 4, 3], [0, 1, 2, 3, 4, 5, 6]
     store.store([Move("store", source, target) for source, target in zip(blocks, host, strict=True)])

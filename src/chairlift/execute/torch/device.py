@@ -105,6 +105,11 @@ class Device:
         return torch.cuda.mem_get_info(self.on)[0] if self._cuda else None
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """A GPU's compute capability. None for any other processor."""
+        return torch.cuda.get_device_capability(self.on) if self._cuda else None
+
+    @property
     def graphs(self) -> bool:
         """A step can be captured once and be launched as a whole."""
         return self._cuda

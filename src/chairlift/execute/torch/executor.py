@@ -20,6 +20,7 @@ from chairlift.core.types import Logprobs, Move, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
 from chairlift.execute.torch.attention.backends import build as build_attention
+from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.batch import PENDING, Batches
 from chairlift.execute.torch.decoder import Decoder, turns
 from chairlift.execute.torch.device import Device, Mark
@@ -122,10 +123,16 @@ class TorchExecutor:
             decoder = Decoder(
                 description,
                 held,
-                turns=turns(description, positions=max(longest, max_tokens), device=device),
+                turns=turns(description, positions=longest, device=device),
                 kv=kv,
                 ops=TorchOps(),
-                attention=build_attention(choice.attention, scale=description.attention_scale),
+                attention=build_attention(
+                    choice.attention,
+                    heads=Heads.of(description, block_size=block_size, dtype=dtype),
+                    device=device,
+                    max_rows=max_rows + 1,
+                    longest=longest,
+                ),
             )
             batches = Batches(
                 device,
@@ -201,12 +208,13 @@ class TorchExecutor:
     def _start(self, plan: Plan) -> _Flight:
         began = self._clock()
         self._move(plan.moves)
-        foreign = [work for work in plan.work if not self._known(work)]
-        work = [row for row in plan.work if row not in foreign] if foreign else plan.work
-        answers = self._compute(work) if work else None
+        known: list[Work] = []
+        foreign: list[Work] = []
+        for row in plan.work:
+            (known if self._known(row) else foreign).append(row)
+        answers = self._compute(known) if known else None
         told = f"a token is none of the model's {self._description.vocab}"
-        failed = tuple((row.seq_id, told) for row in foreign if not row.pad)
-        return _Flight(plan.step, began, self._device.mark(), failed, answers)
+        return _Flight(plan.step, began, self._device.mark(), tuple((row.seq_id, told) for row in foreign), answers)
 
     def _move(self, moves: Sequence[Move]) -> None:
         for kind, alike in groupby(moves, key=lambda move: move.kind):
@@ -232,7 +240,9 @@ class TorchExecutor:
         return _Answers(drawing, self._device.fetch(drawn.tokens), self._device.fetch(drawn.failed), drawn.logprobs)
 
     def _known(self, row: Work) -> bool:
-        """Whether the model has all tokens of a row. One that is pending will be its own."""
+        """Whether the model has all tokens of a row. One that is pending will be its own; those of pads do not matter."""
+        if row.pad:
+            return True
         tokens = row.tokens
         if tokens and tokens[-1] == PENDING and row.seq_id in self._drawn_by:
             tokens = tokens[:-1]

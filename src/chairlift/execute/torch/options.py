@@ -35,7 +35,8 @@ class Choice:
         return f"attention {self.attention.words}"
 
 
-def resolve(device: str, dtype: str, attention_backend: str) -> Choice:
-    """ConfigError for what there is not, or not on this machine."""
+def resolve(device: str, dtype: str, attention_backend: str, *, head_dim: int | None = None) -> Choice:
+    """ConfigError for what there is not, or not on this machine; what the model's heads rule out only if they are known."""
     picked = Device.pick(device)
-    return Choice(picked, picked.dtype(dtype), choose_attention(attention_backend, picked))
+    numbers = picked.dtype(dtype)
+    return Choice(picked, numbers, choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim))

@@ -13,7 +13,7 @@ from chairlift.core.types import Move
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.sizing import STAGED_BYTES
 
-PIECE_BYTES = 256 << 20
+PINNED_BYTES = 256 << 20
 """PyTorch rounds what is pinned up to a power of two: in pieces of nearly one, little is lost by that."""
 
 
@@ -31,14 +31,14 @@ class HostStore:
         kv: Tensor,
         *,
         num_blocks: int,
-        piece_bytes: int = PIECE_BYTES,
+        pinned_bytes: int = PINNED_BYTES,
         staged_bytes: int = STAGED_BYTES,
     ) -> None:
-        """`piece_bytes` is what is allocated of the host's memory at once, `staged_bytes` what is gathered on the device."""
+        """`pinned_bytes` is what is allocated of the host's memory at once, `staged_bytes` what is gathered on the device."""
         self._device = device
         self._blocks = kv.transpose(0, 1)
         shape, block_bytes = self._blocks.shape[1:], kv[:, 0].nbytes
-        self._of_a_piece = _at_least_one(piece_bytes, block_bytes)
+        self._of_a_piece = _at_least_one(pinned_bytes, block_bytes)
         counts = [min(self._of_a_piece, num_blocks - first) for first in range(0, num_blocks, self._of_a_piece)]
         self._pieces = [device.host(count, *shape, dtype=kv.dtype) for count in counts]
         staged = min(num_blocks, _at_least_one(staged_bytes, block_bytes))
