@@ -34,7 +34,8 @@ class GatedExecutor(ShadowExecutor):
 
     def collect(self) -> Result:
         self.permits.acquire()
-        if self.plans[-1].step in self.broken:
+        if self.next_up.step in self.broken:
+            self.drop()
             raise ValueError("the adder is broken")
         return super().collect()
 

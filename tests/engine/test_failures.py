@@ -34,7 +34,8 @@ class Fragile(ShadowExecutor):
 
     def collect(self) -> Result:
         result = super().collect()
-        if self.breaks(self.plans[-1]):
+        if self.breaks(self.collecting):
+            self.drop()
             raise ValueError("it broke")
         return result
 
@@ -166,7 +167,7 @@ def test_a_request_that_fails_alone_leaves_no_doubt_however_many_come():
 def test_whoever_leaves_during_its_trial_does_not_make_the_next_one_guilty():
     class Leaving(Fragile):
         def collect(self) -> Result:
-            if self.plans[-1].step == 5:
+            if self.collecting.step == 5:
                 engine.end("a")
             return super().collect()
 

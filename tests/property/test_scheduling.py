@@ -66,6 +66,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "headroom": draw(st.sampled_from(["optimistic", *HEADROOMS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
         "kv_layout": draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
+        "depth": draw(st.sampled_from([1, 2])),
     }
 
 
@@ -220,6 +221,7 @@ class SchedulingMachine(RuleBasedStateMachine):
         event(f"order: {self.ride.core.scheduler.config.scheduling_policy}")
         event(f"layout: {self.ride.core.scheduler.config.kv_layout}")
         event(f"preset: {self.ride.core.scheduler.config.preset}")
+        event(f"depth: {self.ride.core.scheduler.config.depth}, preempted: {self.ride.preemptions > 0}")
         assert self.ride.free_again
         for name, (one, choice) in self.requests.items():
             assert len(self.ride.endings[name]) == 1

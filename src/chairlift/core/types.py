@@ -27,6 +27,9 @@ MAX_TENANTS = 1024
 MAX_LOGPROBS = 20
 """The most tokens whose probabilities can be asked for beside that of the drawn one."""
 
+PENDING = -1
+"""Stands for a token that is still being drawn: by the step before, for the same sequence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -179,12 +182,21 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens without keys and values. It is never 0 between steps: the last token is always to be computed."""
+        """Tokens without keys and values. The last one is always to be computed, so it is 0 only while the next is drawn."""
         return len(self.tokens) - self.computed
 
     @property
     def generated(self) -> int:
+        """Tokens of the answer, those included that are still being drawn."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def pending(self) -> int:
+        """Tokens at the end, of one that has not ended, that are still being drawn but have their places already."""
+        count = 0
+        while count < self.generated and self.tokens[-1 - count] == PENDING:
+            count += 1
+        return count
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, {self.computed}/{len(self.tokens)} computed, {len(self.blocks)} blocks)"
@@ -196,8 +208,9 @@ class Draw(NamedTuple):
     A row draws for its own sequence first, then for the choices that follow it, if there are any.
 
     `history` are the tokens of the sequence itself, which nobody but the scheduler changes, and which only ever grow behind
-    the `prompt_len + position` that this draw looks at; None stands for no tokens. `mask` says which ids are allowed at all:
-    bit `id % 32` of unsigned 32-bit word `id // 32` ("I") is set; None allows all.
+    the `prompt_len + position` that this draw looks at; None stands for no tokens. The last of these is PENDING where that of
+    the row is, until it is known. `mask` says which ids are allowed at all: bit `id % 32` of unsigned 32-bit word `id // 32`
+    ("I") is set; None allows all.
     """
 
     choice: int
@@ -223,6 +236,9 @@ class Logprobs(NamedTuple):
 
 class Work(NamedTuple):
     """One row of a step: compute `tokens` at positions `start`... of a sequence whose KV lies in `blocks`.
+
+    The last of the tokens may be PENDING if the plan was launched while the one before it was in flight: then it is the token
+    that the row of the same sequence drew there, by its only draw.
 
     A `pad` row is computed and dropped: it is what a padded batch wastes. It has no blocks, and attends to nothing before it.
     """

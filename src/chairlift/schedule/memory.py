@@ -123,7 +123,12 @@ class Paged:
             sequence.indexed += 1
 
     def distrust(self, sequence: Sequence) -> None:
-        """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last."""
+        """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last.
+
+        Nobody knows which these were if it has given them back while it was computed.
+        """
+        if not sequence.blocks:
+            self.index.clear()
         for block in sequence.blocks[: sequence.indexed]:
             self.index.forget(block)
 
