@@ -135,7 +135,8 @@ class ShadowExecutor:
         logprobs = tuple(scripted_logprobs(token, count) for token, count in asked if count is not None)
         return Row(work.seq_id, tokens, logprobs)
 
-    def _known(self, work: Work) -> Sequence[int]:
+    def known(self, work: Work) -> Sequence[int]:
+        """The tokens of a row that is computed next."""
         if PENDING not in work.tokens:
             return work.tokens
         return (*work.tokens[:-1], self._drawn[work.seq_id])
@@ -164,7 +165,7 @@ class ShadowExecutor:
             assert slot.digest == digest(before, slot.token), f"{work.seq_id} reads position {position} of another prefix"
             before = slot.digest
             prefix.append(slot.token)
-        for offset, token in enumerate(self._known(work)):
+        for offset, token in enumerate(self.known(work)):
             place = self._place(work, work.start + offset)
             assert place not in written, "two rows of a step write the same slot"
             written.add(place)

@@ -360,7 +360,9 @@ class Scheduler:
             planned = {other.id for other, _ in grants}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
-            victim = self._queue.victim(candidates, self._memory.recomputation)
+            # Whoever ends with the token that is being drawn for him loses nothing. At depth 1 there is nobody like that.
+            ending = [other for other in candidates if not other.missing and not other.followers]
+            victim = ending[0] if ending else self._queue.victim(candidates, self._memory.recomputation)
             self._preempt(victim)
             preempted.append(victim.id)
             if victim is sequence:
