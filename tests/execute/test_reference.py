@@ -197,7 +197,7 @@ class TestThePort:
 
     def test_the_draws_of_one_row_differ_by_their_choice(self) -> None:
         engine = executor()
-        draws = tuple(Draw(choice, 0, Sampling(temperature=10.0, seed=5)) for choice in range(20))
+        draws = tuple(Draw(choice, Sampling(temperature=10.0, seed=5)) for choice in range(20))
         engine.launch(Plan(0, (row([1, 2], [0])._replace(draws=draws),)))
         assert len(set(engine.collect().rows[0].tokens)) > 1
 

@@ -49,9 +49,7 @@ Histories = tuple[tuple[int, ...] | None, ...]
 
 
 def histories(work: Work) -> Histories:
-    return tuple(
-        None if draw.history is None else tuple(draw.history[: draw.prompt_len + draw.position]) for draw in work.draws
-    )
+    return tuple(None if draw.history is None else tuple(draw.history[: work.end]) for draw in work.draws)
 
 
 class ShadowExecutor:

@@ -219,7 +219,7 @@ class TestThePort:
         assert (result.step, [(answer.seq_id, len(answer.tokens)) for answer in result.rows]) == (7, [("one", 1), ("two", 2)])
 
     def test_the_draws_of_one_row_differ_by_their_choice(self) -> None:
-        draws = tuple(Draw(choice, 0, Sampling(temperature=10.0, seed=5)) for choice in range(20))
+        draws = tuple(Draw(choice, Sampling(temperature=10.0, seed=5)) for choice in range(20))
         with cpu_executor(PLAIN, random_weights(PLAIN)) as executor:
             executor.launch(Plan(0, (row([1, 2], [0])._replace(draws=draws),)))
             assert len(set(executor.collect().rows[0].tokens)) > 1
@@ -245,14 +245,14 @@ class TestThePort:
         assert [(answer.seq_id, answer.tokens) for answer in result.rows] == [("good", (7,))]
 
     def test_every_row_draws_and_tells_as_if_it_were_alone(self) -> None:
-        history = array("i", random_tokens(30))
+        history = array("i", random_tokens(6))
         draws = [
-            Draw(0, 20, Sampling(temperature=0, repetition_penalty=2.0), history=history, prompt_len=10),
-            Draw(0, 3, Sampling(seed=9, top_k=1, logprobs=5)),
-            Draw(0, 5, Sampling(frequency_penalty=1.2, logit_bias=((3, 5.0),), logprobs=0), history=history, prompt_len=9),
-            Draw(0, 0, Sampling(temperature=0), mask=mask_of(range(5, 30), PLAIN.vocab)),
+            Draw(0, Sampling(temperature=0, repetition_penalty=2.0), history=history, prompt_len=2),
+            Draw(0, Sampling(seed=9, top_k=1, logprobs=5)),
+            Draw(0, Sampling(frequency_penalty=1.2, logit_bias=((3, 5.0),), logprobs=0), history=history, prompt_len=1),
+            Draw(0, Sampling(temperature=0), mask=mask_of(range(5, 30), PLAIN.vocab)),
         ]
-        work = [row([10 + at], [at], seq_id=str(at))._replace(draws=(draw,)) for at, draw in enumerate(draws)]
+        work = [row(random_tokens(6, seed=at), [at], seq_id=str(at))._replace(draws=(draw,)) for at, draw in enumerate(draws)]
         answers: list[Row] = []
         for threads in (1, 2):
             with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=threads)) as executor:
