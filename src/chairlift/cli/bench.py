@@ -91,6 +91,7 @@ def engine(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    async_scheduling: options.AsyncScheduling = None,
     json: options.Json = None,
 ) -> None:
     """Measure how fast a model runs here, without HTTP.
@@ -123,6 +124,7 @@ def engine(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        async_scheduling=async_scheduling,
     )
     compose.check_options(asked)
     console = user_console()

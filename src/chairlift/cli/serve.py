@@ -234,6 +234,7 @@ def serve(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    async_scheduling: options.AsyncScheduling = None,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -310,6 +311,7 @@ def serve(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        async_scheduling=async_scheduling,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )
