@@ -34,6 +34,26 @@ def deep(executor: ShadowExecutor, **changes: Any) -> Ride:
     return Ride(EngineCore(config(depth=2, **changes), executor))
 
 
+class Hearing:
+    """Keeps what policies are told: the numbers of steps and what they took, and how long the answers were that have ended."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, float]] = []
+        self.lengths: dict[str, int] = {}
+
+    def observe(self, past: Past) -> None:
+        if past.plan is not None:
+            self.steps.append((past.plan.step, past.elapsed_s))
+        self.lengths |= {sequence.id: sequence.generated for sequence in past.finished}
+
+
+def overhear(engine: Ride) -> Hearing:
+    settings, index, hearing = engine.core.scheduler.config, PrefixIndex(4), Hearing()
+    order = Ranked(Sorted(arrival), Seniority(None), learners=(hearing,))
+    engine.core.scheduler = Scheduler(settings, replace(preset(settings, index), order=order), index)
+    return hearing
+
+
 class Meddled(ShadowExecutor):
     """Ends requests, or submits some, while the step of that number is being computed; or names a row of it as failed."""
 
@@ -185,6 +205,23 @@ def test_whoever_leaves_gets_nothing_of_either_step():
     assert (tuple(engine.tokens["a"]), engine.endings["a"]) == (solo((0, 1, 2), NEXT, 2), ["abort"])
     assert sum("a" in names for names in rows(engine)) == 4
     assert tuple(engine.tokens["b"]) == solo(tuple(range(5)), NEXT, 9)
+
+
+def test_policies_learn_of_no_token_that_never_came():
+    engine = meddled(2, ends=("a",))
+    hearing = overhear(engine)
+    third = solo((0, 1, 2, 3), NEXT, 3)[2]
+    engine.submit(request("a", range(3), 9), request("b", range(4), stopping=Stopping(9, eos_ids=frozenset({third}))))
+    engine.run()
+    assert hearing.lengths == {"a": len(engine.tokens["a"]), "b": len(engine.tokens["b"])} == {"a": 2, "b": 3}
+
+
+def test_what_a_draw_in_flight_looks_back_on_is_never_cut():
+    engine = meddled(2, ends=("a",))
+    engine.submit(request("a", range(3), 9), request("b", range(5), 9))
+    engine.run()
+    drawing = [(work.end, draw.history) for step in engine.steps for work in step.plan.work for draw in work.draws]
+    assert all(history is not None and len(history) >= end for end, history in drawing)
 
 
 def test_the_executor_hears_once_of_everybody_who_has_ended():
@@ -380,23 +417,10 @@ def test_the_machine_waits_for_the_host_only_if_one_step_is_in_flight(depth: int
     assert device.gaps == {gap}
 
 
-class Hearing:
-    """Keeps what policies are told of steps: their numbers, and what they took."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, float]] = []
-
-    def observe(self, past: Past) -> None:
-        if past.plan is not None:
-            self.steps.append((past.plan.step, past.elapsed_s))
-
-
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_policies_are_told_of_a_step_that_it_took_from_the_decision_before_its_result_to_the_next(depth: int):
-    settings, index, hearing = config(depth=depth), PrefixIndex(4), Hearing()
     engine = ride(depth=depth)
-    order = Ranked(Sorted(arrival), Seniority(None), learners=(hearing,))
-    engine.core.scheduler = Scheduler(settings, replace(preset(settings, index), order=order), index)
+    hearing = overhear(engine)
     engine.submit(request("a", range(3), 6))
     engine.run()
     assert hearing.steps == [(step, 1.0) for step in range(5)] + [(5, 2.0 if depth == 2 else 1.0)]
