@@ -87,7 +87,6 @@ class TestPhases:
         assert (run.prefill.tokens, len(run.prefill.step_s)) == (2, 1)
         assert (run.decode.tokens, len(run.decode.step_s)) == (4, 2)
 
-
     def test_with_two_steps_in_flight_the_same_tokens_are_counted(self) -> None:
         workload = Workload((2, 1), input_len=40, output_len=5)
         clock, engine = Clock(), replace(settings(config(), workload), depth=2)

@@ -6,7 +6,7 @@ from executors import ShadowExecutor
 from virtual import Ride, request
 
 from chairlift.core.errors import NeverFits
-from chairlift.core.types import TIMEOUT, Limits, Output, Plan, Request, Result, Stopping, choice_id, choice_ids
+from chairlift.core.types import TIMEOUT, Limits, Output, Request, Result, Stopping, choice_id, choice_ids
 from chairlift.engine.core import End, EngineCore
 from chairlift.schedule import door
 from chairlift.schedule.orders import Ranked

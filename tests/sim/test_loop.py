@@ -49,9 +49,8 @@ def test_a_decision_takes_no_time_of_its_own_while_a_step_is_in_flight(depth: in
 
 
 def test_a_machine_that_is_faster_than_the_host_waits_for_it():
-    settings = config(depth=2)
-    journey = run(EngineCore(settings, SimExecutor(Linear(step_s=0.125), LENGTHS, decision_s=DECISION_S)), [asks("long")])["long"]
-    assert journey.itl_s == [DECISION_S] * 4
+    machine = SimExecutor(Linear(step_s=0.125), LENGTHS, decision_s=DECISION_S)
+    assert run(EngineCore(config(depth=2), machine), [asks("long")])["long"].itl_s == [DECISION_S] * 4
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -56,7 +56,6 @@ class Meddled(ShadowExecutor):
             return result._replace(failed=((result.rows[0].seq_id, "broken"),), elapsed_s=0.25)
         return result._replace(elapsed_s=0.125)
 
-
     def _arrive(self) -> None:
         self.inbox.extend(self.arriving)
         self.arriving = []

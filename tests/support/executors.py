@@ -84,7 +84,8 @@ class ShadowExecutor:
         drawing = {work.seq_id for work in self._flights[-1][0].work if len(work.draws) == 1} if self._flights else set[str]()
         for work in plan.work:
             assert PENDING not in work.tokens[:-1], "only the last token of a row may be pending"
-            assert PENDING not in work.tokens or work.pad or work.seq_id in drawing, f"nobody draws what {work.seq_id} waits for"
+            pending = not work.pad and PENDING in work.tokens
+            assert not pending or work.seq_id in drawing, f"nobody draws what {work.seq_id} waits for"
         self.plans.append(plan)
         self._flights.append((plan, {work.seq_id: histories(work) for work in plan.work if not work.pad}))
 

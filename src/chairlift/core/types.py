@@ -217,9 +217,9 @@ class Draw(NamedTuple):
     step to step.
 
     `history` are the tokens of the sequence itself, which nobody but the scheduler changes, and which only ever grow behind
-    the `end` that a draw looks at; None stands for no tokens. The last of these is PENDING where that of the row is, until it is
-    known. `mask` says which ids are allowed at all: bit `id % 32` of unsigned 32-bit word `id // 32` ("I") is set; None allows
-    all.
+    the `end` that a draw looks at; None stands for no tokens. The last of these is PENDING where that of the row is, until it
+    is known. `mask` says which ids are allowed at all: bit `id % 32` of unsigned 32-bit word `id // 32` ("I") is set; None
+    allows all.
     """
 
     choice: int
