@@ -228,7 +228,7 @@ FIELDS = [
     *((place, (name,)) for place, line in enumerate(small_run()[:6]) for name in json.loads(line)),
     *((1, (name,)) for name in ("samples", "min_tokens", "priority", "ttft_target_s", "limits", "within", "salt", "tenant")),
     *((1, ("limits", name)) for name in asdict(Limits())),
-    *((4, (name,)) for name in ("drawn", "failed", "raised", "held")),
+    *((4, (name,)) for name in ("drawn", "failed", "raised", "held", "launching")),
     (1, ("end",)),
 ]
 
