@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, PrefixIndex
+from chairlift.cache.prefix import Match, Place, PrefixIndex
 from chairlift.core.types import Move, Sequence
 
 
@@ -69,7 +69,7 @@ class Paged:
         self.pool.share(match.blocks)
         sequence.blocks = array("i", match.blocks)
         sequence.computed = len(match.blocks) * self._size
-        sequence.indexed, sequence.place = len(match.blocks), match.place
+        self._indexed(sequence, len(match.blocks), match.place)
         self.grow(sequence, len(sequence.tokens))
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
@@ -98,7 +98,7 @@ class Paged:
         follower.blocks = sequence.blocks
         sequence.room = follower.room = 0
         follower.computed = sequence.computed
-        follower.indexed, follower.place = sequence.indexed, sequence.place
+        self._indexed(follower, sequence.indexed, sequence.place)
 
     def moves(self) -> tuple[Move, ...]:
         """What has to be copied since this was last asked, before anything else is computed."""
@@ -112,23 +112,26 @@ class Paged:
         self.pool.release(sequence.blocks, worth=self.index)
         sequence.blocks, sequence.room = array("i"), 0
         sequence.computed = 0
-        sequence.indexed, sequence.place = 0, sequence.request.cache_salt
+        self._indexed(sequence, 0, sequence.request.cache_salt)
 
     # ── contents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, sequence: Sequence, computed: int) -> None:
         """Its first `computed` tokens have keys and values: blocks that are full now enter the index."""
-        size = self._size
-        while (sequence.indexed + 1) * size <= computed:
-            start = sequence.indexed * size
-            block = sequence.blocks[sequence.indexed]
-            sequence.place = self.index.add(sequence.place, sequence.tokens[start : start + size], block)
-            sequence.indexed += 1
+        while sequence.full_at <= computed:
+            tokens = sequence.tokens[sequence.full_at - self._size : sequence.full_at]
+            place = self.index.add(sequence.place, tokens, sequence.blocks[sequence.indexed])
+            self._indexed(sequence, sequence.indexed + 1, place)
 
     def distrust(self, sequence: Sequence) -> None:
         """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last."""
         for block in sequence.blocks[: sequence.indexed]:
             self.index.forget(block)
+
+    def _indexed(self, sequence: Sequence, blocks: int, place: Place) -> None:
+        """So many of its blocks stand in the index, the last of them there."""
+        sequence.indexed, sequence.place = blocks, place
+        sequence.full_at = (blocks + 1) * self._size
 
     def _blocks(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""

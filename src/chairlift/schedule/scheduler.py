@@ -24,7 +24,6 @@ from chairlift.core.types import (
     Reason,
     Request,
     Result,
-    Row,
     Sequence,
     Snapshot,
     Standing,
@@ -151,26 +150,28 @@ class Scheduler:
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         del self._closed[: len(plan.closed)]
-        rows = {row.seq_id: row for row in result.rows}
-        failed = dict(result.failed)
+        sequences, failed = self._sequences, dict(result.failed)
+        rows = {row[0]: row for row in result.rows}
         answered: list[Sequence] = []
         forked: list[Sequence] = []
         for seq_id, start, tokens, _, draws, pad in plan.work:
-            sequence = self._sequences.get(seq_id)
+            sequence = sequences.get(seq_id)
             if pad or sequence is None:
                 continue
             if seq_id in failed:
                 self._memory.distrust(sequence)
                 self._fail(sequence, failed[seq_id])
                 continue
-            self._memory.enter(sequence, start + len(tokens))
+            end = start + len(tokens)
+            if end >= sequence.full_at:
+                self._memory.enter(sequence, end)
             if draws:
                 answered.append(sequence)
+                _, drawn, logprobs = rows[seq_id]
                 if len(draws) == 1:
-                    row = rows[seq_id]
-                    self._append(sequence, row.tokens[0], row.logprobs)
+                    self._append(sequence, end, drawn, logprobs)
                 else:
-                    forked += self._draw(sequence, draws, rows[seq_id])
+                    forked += self._draw(sequence, end, draws, drawn, logprobs)
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -423,14 +424,14 @@ class Scheduler:
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
         return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
 
-    def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
+    def _draw(
+        self, sequence: Sequence, place: int, draws: tuple[Draw, ...], drawn: tuple[int, ...], logprobs: tuple[Logprobs, ...]
+    ) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
-        self._append(sequence, row.tokens[0], row.logprobs[:1])
-        drawn = {draw.choice: place for place, draw in enumerate(draws)} if followers else {}
-        for follower in followers:
-            place = drawn[follower.choice]
-            self._append(follower, row.tokens[place], row.logprobs[place : place + 1])
+        alone = {draw.choice: (drawn[i : i + 1], logprobs[i : i + 1]) for i, draw in enumerate(draws)}
+        for one in (sequence, *followers):
+            self._append(one, place, *alone[one.choice])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
@@ -453,13 +454,16 @@ class Scheduler:
                 self._put_back.append(sequence.id)
                 self._starved += 1
 
-    def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
+    def _append(self, sequence: Sequence, place: int, drawn: tuple[int, ...], logprobs: tuple[Logprobs, ...]) -> None:
+        """The one token that was drawn gets its place."""
+        [token] = drawn
         sequence.tokens.append(token)
-        ending = stopping.ending(sequence)
+        # Most tokens end nothing, and for them nothing more is asked.
+        ending = stopping.ending(sequence) if place >= sequence.most or token in sequence.ends else None
         if ending is None:
-            self._outputs.append(_record(Output, (sequence.id, (token,), None, None, sequence.cached, logprobs)))
+            self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
         else:
-            self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
+            self._finish(sequence, ending[0], ending[1], tokens=drawn, logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
