@@ -274,7 +274,7 @@ class Scheduler:
         if not suspect.running:
             self._admit(suspect, self._memory.match(suspect))
         count = min(suspect.missing, self.config.max_num_batched_tokens)
-        return [self._work(suspect, count)], [other.id for other in others]
+        return [self._work(suspect, suspect.computed + count)], [other.id for other in others]
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
@@ -315,11 +315,9 @@ class Scheduler:
         """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
         spent = 0
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            tokens = sequence.computed + count
-            if not sequence.running:  # it has lost its blocks to one before it
-                continue
-            if tokens <= sequence.room or self._make_room(sequence, tokens, work, preempted):
-                work.append(self._work(sequence, count))
+            end = sequence.computed + count
+            if end <= sequence.room or self._make_room(sequence, end, work, preempted):
+                work.append(self._work(sequence, end))
                 spent += count
         return spent
 
@@ -328,6 +326,8 @@ class Scheduler:
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
+        if not sequence.running:  # it has lost its blocks to one before it
+            return False
         while self._memory.lacks(sequence, tokens) > self.pool.free:
             planned = {row.seq_id for row in work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
@@ -358,7 +358,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            work.append(self._work(sequence, count))
+            work.append(self._work(sequence, sequence.computed + count))
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -416,10 +416,10 @@ class Scheduler:
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
-        """The row of its next tokens, which count as computed from now on."""
+    def _work(self, sequence: Sequence, end: int) -> Work:
+        """The row of its next tokens up to `end`, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
-        end = sequence.computed = start + count
+        sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
         return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
