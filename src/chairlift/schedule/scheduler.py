@@ -24,6 +24,7 @@ from chairlift.core.types import (
     Reason,
     Request,
     Result,
+    Row,
     Sequence,
     Snapshot,
     Standing,
@@ -167,11 +168,11 @@ class Scheduler:
                 self._memory.enter(sequence, end)
             if draws:
                 answered.append(sequence)
-                _, drawn, logprobs = rows[seq_id]
-                if len(draws) == 1:
-                    self._append(sequence, end, drawn, logprobs)
+                row = rows[seq_id]
+                if draws is sequence.draws:
+                    self._append(sequence, end, row.tokens, row.logprobs)
                 else:
-                    forked += self._draw(sequence, end, draws, drawn, logprobs)
+                    forked += self._draw(sequence, end, draws, row)
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -424,14 +425,13 @@ class Scheduler:
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
         return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
 
-    def _draw(
-        self, sequence: Sequence, place: int, draws: tuple[Draw, ...], drawn: tuple[int, ...], logprobs: tuple[Logprobs, ...]
-    ) -> list[Sequence]:
+    def _draw(self, sequence: Sequence, place: int, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
-        alone = {draw.choice: (drawn[i : i + 1], logprobs[i : i + 1]) for i, draw in enumerate(draws)}
+        drawn = {draw.choice: slice(i, i + 1) for i, draw in enumerate(draws)}
         for one in (sequence, *followers):
-            self._append(one, place, *alone[one.choice])
+            its = drawn[one.choice]
+            self._append(one, place, row.tokens[its], row.logprobs[its])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
