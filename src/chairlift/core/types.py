@@ -135,12 +135,15 @@ class Sequence:
         "choice",
         "computed",
         "draws",
+        "ends",
         "finish",
         "followers",
+        "full_at",
         "id",
         "indexed",
         "last_token_at",
         "leader",
+        "most",
         "number",
         "place",
         "prompt_len",
@@ -159,6 +162,10 @@ class Sequence:
         """Its place in the order in which requests came; it decides where everything else is equal."""
         self.tokens = array("i", request.prompt)
         self.prompt_len = len(request.prompt)
+        self.ends = request.stopping.eos_ids | request.stopping.stop_ids
+        """Tokens that end it, unless it is too short."""
+        self.most = self.prompt_len + request.stopping.max_tokens - 1
+        """Tokens that may get keys and values: nothing is computed from the last one of an answer."""
         self.computed = 0
         self.blocks = array("i")
         """Never changed but replaced, as plans have them too."""
@@ -170,13 +177,15 @@ class Sequence:
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0
         """Full blocks that stand in the prefix index; `place` is where the last of them stands in its tree."""
+        self.full_at = 0
+        """When so many tokens are computed, there may be one more."""
         self.place: int | str = request.cache_salt
         self.running = False
         """It is among those that steps are planned for, and holds blocks; otherwise it waits or has ended."""
         self.started = False
         """It has been admitted at least once."""
         self.last_token_at: float | None = None
-        """When its last token was there, by the clock of the steps. Kept only if the time between tokens is limited."""
+        """When its last token was there, by the clock of the steps."""
         self.finish: Finish | None = None
         self.followers: list[Sequence] = []
         self.leader: Sequence | None = None

@@ -161,8 +161,8 @@ class Scheduler:
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         self._landed = plan if self._trials.usual else None  # what a trial takes teaches nothing about other steps
-        rows = {row.seq_id: row for row in result.rows}
         failed = dict(result.failed)
+        rows = {row[0]: row for row in result.rows}
         answered: list[Sequence] = []
         forked: list[Sequence] = []
         for (seq_id, start, tokens, _, draws, pad), sequence in zip(plan.work, self._flying.popleft(), strict=True):
@@ -172,16 +172,17 @@ class Scheduler:
                 self._memory.distrust(sequence)
                 self._fail(sequence, failed[seq_id])
                 continue
-            place = start + len(tokens)
-            if sequence.running:  # whoever had to make way meanwhile has no blocks any more, but gets his token
-                self._memory.enter(sequence, place)
+            end = start + len(tokens)
+            # Whoever had to make way meanwhile has no blocks any more, but gets his token.
+            if end >= sequence.full_at and sequence.running:
+                self._memory.enter(sequence, end)
             if draws:
                 answered.append(sequence)
-                if len(draws) == 1:
-                    row = rows[seq_id]
-                    self._append(sequence, place, row.tokens[0], row.logprobs)
+                row = rows[seq_id]
+                if draws is sequence.draws:
+                    self._append(sequence, end, row.tokens, row.logprobs)
                 else:
-                    forked += self._draw(sequence, place, draws, rows[seq_id])
+                    forked += self._draw(sequence, end, draws, row)
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -298,7 +299,7 @@ class Scheduler:
         if not suspect.running:
             self._admit(suspect, self._memory.match(suspect))
         count = min(suspect.missing, self.config.max_num_batched_tokens)
-        return [self._work(suspect, count)], [other.id for other in others]
+        return [self._work(suspect, suspect.computed + count)], [other.id for other in others]
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
@@ -339,11 +340,9 @@ class Scheduler:
         """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
         spent = 0
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            tokens = sequence.computed + count
-            if not sequence.running:  # it has lost its blocks to one before it
-                continue
-            if tokens <= sequence.room or self._make_room(sequence, tokens, work, preempted):
-                work.append(self._work(sequence, count))
+            end = sequence.computed + count
+            if end <= sequence.room or self._make_room(sequence, end, work, preempted):
+                work.append(self._work(sequence, end))
                 spent += count
         return spent
 
@@ -352,6 +351,8 @@ class Scheduler:
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
+        if not sequence.running:  # it has lost its blocks to one before it
+            return False
         while self._memory.lacks(sequence, tokens) > self.pool.free:
             planned = {row.seq_id for row in work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
@@ -384,7 +385,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            work.append(self._work(sequence, count))
+            work.append(self._work(sequence, sequence.computed + count))
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -442,26 +443,25 @@ class Scheduler:
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
-        """The row of its next tokens, which count as computed from now on."""
+    def _work(self, sequence: Sequence, end: int) -> Work:
+        """The row of its next tokens up to `end`, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
-        end = sequence.computed = start + count
+        sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
         work = _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
         # Whoever ends with this token for certain, or is followed by others, misses nothing until it is there.
-        if self._ahead and len(draws) == 1 and end + 1 < sequence.prompt_len + sequence.request.stopping.max_tokens:
+        if self._ahead and len(draws) == 1 and end < sequence.most:
             tokens.append(PENDING)
         return work
 
     def _draw(self, sequence: Sequence, place: int, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
-        self._append(sequence, place, row.tokens[0], row.logprobs[:1])
-        drawn = {draw.choice: number for number, draw in enumerate(draws)} if followers else {}
-        for follower in followers:
-            number = drawn[follower.choice]
-            self._append(follower, place, row.tokens[number], row.logprobs[number : number + 1])
+        drawn = {draw.choice: slice(i, i + 1) for i, draw in enumerate(draws)}
+        for one in (sequence, *followers):
+            its = drawn[one.choice]
+            self._append(one, place, row.tokens[its], row.logprobs[its])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
@@ -485,18 +485,20 @@ class Scheduler:
                 self._put_back.append(sequence.id)
                 self._starved += 1
 
-    def _append(self, sequence: Sequence, place: int, token: int, logprobs: tuple[Logprobs, ...]) -> None:
-        tokens = sequence.tokens
+    def _append(self, sequence: Sequence, place: int, drawn: tuple[int, ...], logprobs: tuple[Logprobs, ...]) -> None:
+        """The one token that was drawn gets its place, if it does not have it already."""
+        [token], tokens = drawn, sequence.tokens
         if place < len(tokens):
             tokens[place] = token
         else:
             tokens.append(token)
-        ending = stopping.ending(sequence, token, place)
+        # Most tokens end nothing, and for them nothing more is asked.
+        ending = stopping.ending(sequence, token, place) if place >= sequence.most or token in sequence.ends else None
         if ending is None:
-            self._outputs.append(_record(Output, (sequence.id, (token,), None, None, sequence.cached, logprobs)))
+            self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
         else:
             _cut(sequence, place + 1)
-            self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
+            self._finish(sequence, ending[0], ending[1], tokens=drawn, logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
