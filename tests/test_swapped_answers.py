@@ -80,11 +80,11 @@ def test_a_step_stores_before_it_copies_and_before_it_loads(kind: str) -> None:
             np.testing.assert_array_equal(made.logits([row([1], [block, 3], start=16)]), logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_crowd_writes_the_texts_of_those_who_never_yield(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "depth"), [*((kind, 1) for kind in KINDS), *((kind, 2) for kind in KINDS if kind == "torch")])
+def test_a_crowd_writes_the_texts_of_those_who_never_yield(kind: str, depth: int) -> None:
     layout = "contiguous" if "contiguous" in kind else "paged"
     roomy = replace(CROWDED, num_blocks=40, num_host_blocks=0, kv_layout=layout)
-    crowded = replace(CROWDED, kv_layout=layout)
+    crowded = replace(CROWDED, kv_layout=layout, depth=depth)
     told = []
     for config in (roomy, crowded):
         with executor(kind, num_blocks=config.num_blocks, num_host_blocks=config.num_host_blocks) as made:

@@ -158,6 +158,7 @@ def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int, num_
     known = {field.name for field in fields(EngineConfig)}
     settings: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in known}
     settings |= {"max_model_len": max_model_len, "num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
+    settings |= {"depth": executors.depth(options)}
     return EngineConfig(**settings)
 
 

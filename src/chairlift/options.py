@@ -14,8 +14,9 @@ RECOMPUTE, SWAP = PREEMPTION_MODES = ("recompute", "swap")
 class EngineOptions:
     """The first two are worked out from model and memory where they are None.
 
-    The last ones say what computes, and how: None and "auto" leave it to the executor. How much memory those have who are
-    swapped is worked out from `swap_space`. All others are settings of `EngineConfig`, and stand here under its names.
+    The last ones say what computes, and how: None and "auto" leave it to the executor. With `async_scheduling` the next step
+    is decided while one is computed (`EngineConfig.depth`). How much memory those have who are swapped is worked out from
+    `swap_space`. All others are settings of `EngineConfig`, and stand here under its names.
     """
 
     max_model_len: int | None = None
@@ -45,3 +46,4 @@ class EngineOptions:
     device: str = AUTO
     dtype: str = AUTO
     attention_backend: str = AUTO
+    async_scheduling: bool | None = None

@@ -53,6 +53,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         enable_prefix_caching=draw(st.booleans()),
         kv_layout=draw(st.sampled_from(["paged", "paged", "paged", "contiguous"])),
         scheduling_policy=draw(st.sampled_from(["priority", "fair", "shortest", "prefix"])),
+        depth=draw(st.sampled_from([1, 2])),
     )
 
 
@@ -75,7 +76,10 @@ class Brittle(Ride):
 
 
 class Breaking:
-    """Raises once when it was told to. What the plan would have moved and written is then in part there, in part not."""
+    """Raises once when it was told to, and drops all that is in flight.
+
+    What the plan would have moved and written is then in part there, in part not.
+    """
 
     def __init__(self, executor: ShadowExecutor) -> None:
         self.executor = executor
@@ -85,7 +89,8 @@ class Breaking:
         if self.broken and len(plan.work) > 1:  # never a trial, which would find an innocent one guilty
             self.broken = False
             self.executor.launch(plan._replace(moves=plan.moves[::2], work=plan.work[:1]))
-            self.executor.collect()
+            while self.executor._flights:
+                self.executor.collect()
             raise ValueError("it broke")
         self.executor.launch(plan)
 
