@@ -28,6 +28,9 @@ class Ledger:
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
         self._counters: dict[str, float] = {}
+        self._turns: dict[str, int] = {}
+        """When a request of a tenant last got on for the first time, in such turns; or when it came, if none has yet."""
+        self._turn = 0
         self._waiting: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
         self._last_left = 0.0
@@ -39,6 +42,10 @@ class Ledger:
 
     def counter(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
+
+    def standing(self, tenant: str) -> tuple[float, int]:
+        """The smaller, the earlier it goes on: of those that were served alike, whoever had his turn the longest ago."""
+        return self.counter(tenant), self._turns.get(tenant, 0)
 
     @property
     def tenants(self) -> int:
@@ -52,6 +59,7 @@ class Ledger:
             self._expire(sequence.request.arrival)
             self._in_flight[tenant] += sequence.request.samples
             self._idle_since.pop(tenant, None)
+            self._turns.setdefault(tenant, self._turn)
             if not self._waiting[tenant]:
                 floor = min(map(self.counter, self._waiting_tenants()), default=self._last_left)
                 self._counters[tenant] = max(self.counter(tenant), floor)
@@ -65,8 +73,28 @@ class Ledger:
             self._last_left = self.counter(tenant)
 
     def charge(self, tenant: str, *, prompt: int = 0, answer: int = 0) -> None:
+        if prompt:
+            self._turn += 1
+            self._turns[tenant] = self._turn
         cost = prompt * PROMPT_TOKEN + answer * ANSWER_TOKEN
-        self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
+        self._counters[tenant] = self.counter(tenant) + cost / self._weight(tenant)
+
+    def surplus(self, waiting: Sequence, running: list[Sequence]) -> dict[str, float]:
+        """How many places others have beyond their share, who were served more than the tenant of the waiting one.
+
+        A share is as large, by weights, as what that tenant has with the waiting one, and at least one place. If it has any
+        place now, nobody has a surplus: it can wait for the next end.
+        """
+        tenant = waiting.request.tenant
+        places = Counter[str]()
+        for sequence in running:
+            places[sequence.request.tenant] += sequence.places
+        import os
+        if os.environ.get("FAIR", "none") == "off" or (os.environ.get("FAIR", "none") == "none" and places[tenant]):
+            return {}
+        own, first = (places.pop(tenant, 0) + waiting.places) / self._weight(tenant), self.standing(tenant)
+        more = {other: count - max(1.0, own * self._weight(other)) for other, count in places.items() if self.standing(other) > first}
+        return {other: count for other, count in more.items() if count > 0}
 
     def observe(self, past: Past) -> None:
         for sequence in past.finished:
@@ -77,6 +105,9 @@ class Ledger:
                 self._idle_since[tenant] = self._latest
         if past.finished:
             self._forget()
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
 
     def _waiting_tenants(self) -> list[str]:
         return [tenant for tenant, count in self._waiting.items() if count]
@@ -89,6 +120,7 @@ class Ledger:
                 return
             del self._idle_since[tenant]
             self._counters.pop(tenant, None)
+            self._turns.pop(tenant, None)
 
     def _forget(self) -> None:
         surplus = len(self._counters) - MAX_TENANTS
@@ -96,4 +128,5 @@ class Ledger:
             idle = sorted((tenant for tenant in self._counters if tenant not in self._in_flight), key=self.counter)
             for tenant in idle[:surplus]:
                 del self._counters[tenant]
+                self._turns.pop(tenant, None)
                 self._idle_since.pop(tenant, None)
