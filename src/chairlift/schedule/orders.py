@@ -89,7 +89,7 @@ class Ranked:
         return min(alike[: max(1, len(alike) // 2)], key=cost)
 
     def yielding(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
-        """All of a lower class that may, and some of its own class whose tenants have more than their share of the places."""
+        """Those of a lower class that may be displaced, and some of its own class whose tenants have places to spare."""
         junior = bisect_right(running, self.rank(waiting), key=self.rank)
         lower = [other for other in running[junior:] if self._seniority.may_evict(waiting, other)]
         return self.worst_first(lower + self._beyond_share(waiting, running))
@@ -97,8 +97,7 @@ class Ranked:
     def _beyond_share(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Of the same class, and of tenants with a surplus of places (`Ledger.surplus`): no more of them than that.
 
-        The first by rank stays, so that progress is certain. Whoever was put back before stays until he has twice as many
-        tokens as he had then, so that what is computed again for this stays in proportion to what is computed at all.
+        The first by rank stays, so that progress is certain; so does whoever has lost his blocks and not recovered since.
         """
         surplus = {} if self._ledger is None else self._ledger.surplus(waiting, running)
         if not surplus:
@@ -132,4 +131,6 @@ def arrival(sequence: Sequence) -> float:
 
 
 def _recovered(sequence: Sequence) -> bool:
+    """Twice as long as it was when it last went back to the queue: so nobody is displaced for ever, and a request of n tokens
+    computes less than 2 n of them again for others' shares."""
     return len(sequence.tokens) >= 2 * sequence.put_back_at
