@@ -91,8 +91,8 @@ class Sorted:
 class Fair:
     """A queue per tenant. Whoever has been served least, by the ledger, is next.
 
-    Of tenants that were served alike, the one goes first whose last turn, or whose first request, was the longest ago. Both
-    only grow while somebody waits, so a heap of old values finds the smallest: what comes up too small is put back.
+    Of tenants that were served as much, the one goes first that was served the longest ago. Counters and that moment only grow
+    while somebody waits, so a heap of old values finds the smallest: what comes up too small is put back.
     """
 
     def __init__(self, ledger: Ledger, inner: Callable[[], Queue]) -> None:

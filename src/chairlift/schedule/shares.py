@@ -43,7 +43,7 @@ class Ledger:
         self._reluctance = reluctance
         self._counters: dict[str, float] = {}
         self._turns: dict[str, int] = {}
-        """When a request of a tenant last got on for the first time, in such turns; or when it came, if none has yet."""
+        """When a tenant was last charged, counted in charges; or when it first came, if it never was."""
         self._turn = 0
         self._waiting: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
@@ -58,7 +58,7 @@ class Ledger:
         return self._counters.get(tenant, 0.0)
 
     def standing(self, tenant: str) -> tuple[float, int]:
-        """The smaller, the earlier it goes on: of those that were served alike, whoever had his turn the longest ago."""
+        """The smaller, the earlier it goes on: of those that were served as much, whoever was served the longest ago."""
         return self.counter(tenant), self._turns.get(tenant, 0)
 
     @property
@@ -86,9 +86,8 @@ class Ledger:
             self._last_left = self.counter(tenant)
 
     def charge(self, tenant: str, *, prompt: int = 0, answer: int = 0) -> None:
-        if prompt:
-            self._turn += 1
-            self._turns[tenant] = self._turn
+        self._turn += 1
+        self._turns[tenant] = self._turn
         cost = prompt * PROMPT_TOKEN + answer * ANSWER_TOKEN
         self._counters[tenant] = self.counter(tenant) + cost / self._weight(tenant)
 
