@@ -163,6 +163,16 @@ def test_who_is_overtaken_by_the_more_urgent_is_told_so():
     assert [reason for _, reason in engine.reasons("b")] == ["no_place", "urgent"]
 
 
+def test_making_way_for_another_tenants_share_is_told_so():
+    engine = watched(max_num_seqs=2)
+    engine.ride.submit(*(request(name, [7] * 3, 9, tenant="many") for name in "ab"))
+    engine.step(2)
+    engine.ride.submit(request("c", range(3), 2, arrival=2.0, tenant="one"))
+    engine.run()
+    (preempted,) = (event for event in engine.story("b").events if event.kind == "preempted")
+    assert preempted.reason == "share"
+
+
 def test_making_way_is_told_on_both_sides():
     engine = watched(max_num_seqs=1)
     engine.ride.submit(request("a", range(3), 9, priority=1))

@@ -17,7 +17,7 @@ from virtual import Ride, request
 from chairlift.core.config import KV_LAYOUTS
 from chairlift.core.errors import NeverFits
 from chairlift.core.events import Step
-from chairlift.core.types import Request, Stopping, choice_ids
+from chairlift.core.types import Request, Sequence, Stopping, choice_ids
 from chairlift.engine.core import EngineCore
 from chairlift.schedule import door
 from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
@@ -41,7 +41,7 @@ STOPPINGS = st.builds(
 RIGHTS = st.fixed_dictionaries(
     {
         "priority": st.sampled_from([0, 0, 1, 500]),
-        "tenant": st.sampled_from("ab"),
+        "tenant": st.sampled_from("aaab"),
         "ttft_target_s": st.sampled_from([None, 2.0, 50.0]),
     }
 )
@@ -135,6 +135,32 @@ def longest_gap(held: set[int], total: int) -> int:
     return max(len(run) for run in "".join(" " if block in held else "f" for block in range(total)).split(" "))
 
 
+def check_who_made_way(ride: Ride, step: Step, before: list[Sequence]) -> None:
+    """Whoever was displaced stands behind the one he made way for, and his tenant keeps a place if that was for a share.
+
+    The first by rank, of those that ran `before`, makes way for a smaller rank only.
+    """
+    held = step.plan.held
+    before = [one for one in before if one.finish is None]
+    if held is None or held.reason != "making_way" or not before:
+        return
+    event("made way")
+    scheduler = ride.core.scheduler
+    order = scheduler._policy.order
+    waiting = {one.id: one for one in order}
+    first = waiting[held.seq_id]
+    displaced = [one for one in before if one.id in step.plan.preempted]
+    assert order.peek(step.now) is first
+    assert all(one.id in waiting for one in displaced)
+    if before[0] in displaced:
+        assert order.rank(first) < order.rank(before[0])
+    for one in displaced:
+        assert one.request.priority >= first.request.priority
+        if one.request.priority == first.request.priority:
+            assert one.request.tenant != first.request.tenant
+            assert any(other.request.tenant == one.request.tenant for other in scheduler.running)
+
+
 def check_nobody_writes_for_others(ride: Ride, step: Step) -> None:
     """A block that several hold is read by all of them, and written by none."""
     scheduler = ride.core.scheduler
@@ -154,6 +180,8 @@ class WatchedExecutor(ShadowExecutor):
     """Looks at the scheduler right after it has decided, before anything is computed."""
 
     ride: Ride
+    before: list[Sequence]
+    """Who ran when the step began, by rank."""
 
     def launch(self, plan: Any) -> None:
         super().launch(plan)
@@ -162,6 +190,7 @@ class WatchedExecutor(ShadowExecutor):
         check_work_is_conserved(self.ride, step)
         check_nobody_writes_for_others(self.ride, step)
         check_places(self.ride)
+        check_who_made_way(self.ride, step, self.before)
 
 
 class SchedulingMachine(RuleBasedStateMachine):
@@ -175,6 +204,7 @@ class SchedulingMachine(RuleBasedStateMachine):
         executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous, num_host_blocks=host)
         self.ride = Ride(EngineCore(settled, executor))
         executor.ride = self.ride
+        self.executor = executor
         self.requests: dict[str, tuple[Request, int]] = {}
         """By the names of choices."""
         self.aborted: set[str] = set()
@@ -206,6 +236,7 @@ class SchedulingMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
+            self.executor.before = self.ride.core.scheduler.running[:]
             self.ride.step()
 
     @invariant()
@@ -217,6 +248,7 @@ class SchedulingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "ride"):
             return
+        self.executor.before = []
         self.ride.run()
         event(f"preempted: {self.ride.preemptions > 0}")
         event(f"copied: {any(move.kind == 'copy' for step in self.ride.steps for move in step.plan.moves)}")
@@ -236,6 +268,43 @@ class SchedulingMachine(RuleBasedStateMachine):
 
 SchedulingMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 TestScheduling = SchedulingMachine.TestCase
+
+
+@given(
+    asked=st.lists(
+        st.tuples(
+            st.sampled_from("aaaaaabbc"), st.sampled_from([0, 0, 0, 1]), st.integers(1, 9), st.integers(1, 24), st.integers(0, 4)
+        ),
+        min_size=6,
+        max_size=16,
+    ),
+    samples=st.sampled_from([1, 1, 2]),
+    first=configs(),
+    policy=st.sampled_from(["fair", "deadline", "shortest", "prefix"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_whoever_makes_way_for_a_share_does_so_by_the_rules(
+    asked: list[tuple[str, int, int, int, int]], samples: int, first: dict[str, Any], policy: str
+):
+    """Where one tenant sends most of the requests. All end: nobody is displaced for ever."""
+    settled = config(**(first | {"scheduling_policy": policy, "preset": "continuous", "max_num_seqs": 4, "max_num_batched_tokens": 16}))
+    contiguous = settled.kv_layout == "contiguous"
+    executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous)
+    ride = executor.ride = Ride(EngineCore(settled, executor))
+    for number, (tenant, priority, length, most, wait) in enumerate(asked):
+        prompt = [number, *range(length)]
+        one = request(str(number), prompt, most, arrival=ride.now, tenant=tenant, priority=priority, samples=samples)
+        if fits(one, ride):
+            ride.submit(one)
+        for _ in range(wait):
+            executor.before = ride.core.scheduler.running[:]
+            ride.step()
+    for _ in range(1000):
+        executor.before = ride.core.scheduler.running[:]
+        ride.step()
+        if ride.free_again:
+            break
+    assert ride.free_again
 
 
 @given(
@@ -281,7 +350,8 @@ def test_the_most_senior_is_never_preempted_for_memory(prompts: list[tuple[int, 
         waiting = list(order)
         step = ride.step()
         if senior is not None and senior.id in step.plan.preempted:
-            assert any(order.may_evict(other, senior) for other in waiting)
+            assert any(order.rank(other) < order.rank(senior) for other in waiting)
+            assert any(other.request.priority < senior.request.priority for other in waiting)
         if not step.plan.work and step.wake_at != step.now:
             break
     assert ride.free_again

@@ -156,6 +156,121 @@ def test_of_like_ones_the_cheaper_of_the_worse_half_yields():
     assert order.victim(running, lambda one: costs[one.id]).id == "2"
 
 
+# ── making way for another tenant's share ─────────────────────────────────────────────────────────────────────────────────
+
+
+def full_of_one_tenant(places: int = 4, most: int = 40, policy: str = "fair", **changes: Any) -> Ride:
+    """All places are taken by `many`, whose requests came in the order of their numbers, and another one of it waits."""
+    engine = ride(max_num_seqs=places, num_blocks=100, scheduling_policy=policy, **changes)
+    engine.submit(
+        *(request(f"many{n}", [n] * 4, most, arrival=0.01 * n, tenant="many", priority=1) for n in range(places + 1))
+    )
+    for _ in range(3):
+        engine.step()
+    return engine
+
+
+def displaced(engine: Ride) -> list[str]:
+    return [seq_id for step in engine.steps for seq_id in step.plan.preempted]
+
+
+@pytest.mark.parametrize("policy", ["fair", "deadline", "shortest", "prefix"])
+def test_a_tenant_without_a_place_takes_the_latest_of_one_with_several(policy: str):
+    engine = full_of_one_tenant(policy=policy)
+    engine.submit(request("one", [9] * 4, 4, arrival=3.0, tenant="one", priority=1))
+    engine.run()
+    # Who was never here before is level with the others for a step; in the next one makes way.
+    assert first_step(engine, "one") == 5
+    assert displaced(engine) == ["many3"]
+    assert tuple(engine.tokens["many3"]) == solo((3,) * 4, NEXT, 40)
+
+
+def test_a_tenant_that_was_here_before_waits_for_nothing_but_the_one_that_makes_way():
+    engine = full_of_one_tenant()
+    for name in ("before", "again"):
+        engine.submit(request(name, [9] * 4, 1, arrival=engine.now, tenant="one", priority=1))
+        for _ in range(6):
+            engine.step()
+    assert first_step(engine, "again") == 9 + 1
+
+
+def test_the_only_place_of_a_tenant_is_not_taken():
+    engine = full_of_one_tenant(places=1)
+    engine.submit(request("one", [9] * 4, 4, arrival=3.0, tenant="one", priority=1))
+    engine.run()
+    assert not displaced(engine)
+
+
+def test_places_are_taken_up_to_the_equal_share():
+    engine = full_of_one_tenant()
+    engine.submit(*(request(f"one{n}", [9 + n] * 4, 40, arrival=3.0, tenant="one", priority=1) for n in range(3)))
+    for _ in range(8):
+        engine.step()
+    assert displaced(engine) == ["many3", "many2"]
+
+
+def test_where_all_must_be_computed_again_a_second_place_is_taken_only_of_one_with_many_more():
+    engine = full_of_one_tenant(enable_prefix_caching=False)
+    engine.submit(*(request(f"one{n}", [9 + n] * 4, 40, arrival=3.0, tenant="one", priority=1) for n in range(3)))
+    for _ in range(8):
+        engine.step()
+    assert displaced(engine) == ["many3"]
+
+
+def test_weights_say_what_an_equal_share_of_the_places_is():
+    engine = full_of_one_tenant(tenant_weights=(("many", 3.0),))
+    engine.submit(*(request(f"one{n}", [9 + n] * 4, 40, arrival=3.0, tenant="one", priority=1) for n in range(3)))
+    for _ in range(8):
+        engine.step()
+    assert displaced(engine) == ["many3"]
+
+
+def test_a_request_of_several_choices_takes_all_its_places_or_none():
+    engine = full_of_one_tenant()
+    engine.submit(request("three", [9] * 4, 4, arrival=3.0, tenant="one", priority=1, samples=3))
+    engine.step()
+    engine.submit(request("two", [9] * 4, 4, arrival=4.0, tenant="two", priority=1, samples=2))
+    for _ in range(4):
+        engine.step()
+    assert displaced(engine) == []
+    engine.end("three")
+    engine.end("three#1")
+    engine.end("three#2")
+    engine.step()
+    assert displaced(engine) == ["many3", "many2"]
+
+
+def test_whoever_was_displaced_for_a_share_is_spared_until_he_is_twice_as_long():
+    engine = full_of_one_tenant(places=2)
+    for number in range(8):
+        engine.submit(request(f"one{number}", [9] * 4, 1, arrival=engine.now, tenant="one", priority=1))
+        for _ in range(4):
+            engine.step()
+    engine.run()
+    lengths = [
+        4 + sum(len(output.tokens) for step in engine.steps[:at] for output in step.outputs if output.seq_id == name)
+        for name in ("many1",)
+        for at, step in enumerate(engine.steps)
+        if name in step.plan.preempted
+    ]
+    assert len(lengths) > 1
+    assert all(later >= 2 * earlier for earlier, later in pairwise(lengths))
+
+
+def test_a_lower_class_does_not_take_a_higher_ones_places_for_its_share():
+    engine = full_of_one_tenant()
+    engine.submit(request("one", [9] * 4, 4, arrival=3.0, tenant="one", priority=2))
+    engine.run()
+    assert not displaced(engine)
+
+
+def test_a_group_runs_to_its_end_whosever_share_it_is():
+    engine = full_of_one_tenant(preset="static")
+    engine.submit(request("one", [9] * 4, 4, arrival=3.0, tenant="one", priority=1))
+    engine.run()
+    assert not displaced(engine)
+
+
 # ── nobody starves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

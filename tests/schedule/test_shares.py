@@ -74,6 +74,47 @@ def test_a_preempted_request_lifts_nobody():
     assert ledger.counter("a") == 0
 
 
+def test_whoever_has_requests_in_flight_keeps_what_he_has_had_less_up_to_the_credit():
+    for credit, counter in ((20.0, 80.0), (1000.0, 0.0)):
+        ledger = Ledger(credit=credit)
+        ledger.wait(sequence("light", 0))
+        ledger.leave(sequence("light", 0))
+        ledger.wait(sequence("heavy"))
+        ledger.charge("heavy", prompt=100)
+        ledger.wait(sequence("light", 1))
+        assert ledger.counter("light") == counter
+
+
+def test_an_idle_tenant_has_no_credit():
+    ledger = Ledger(credit=1000.0)
+    one = sequence("light", 0)
+    ledger.wait(one)
+    ledger.leave(one)
+    ledger.observe(finished(one))
+    ledger.wait(sequence("heavy"))
+    ledger.charge("heavy", prompt=100)
+    ledger.wait(sequence("light", 1))
+    assert ledger.counter("light") == 100
+
+
+def test_of_tenants_served_as_much_the_one_is_first_that_was_served_the_longest_ago():
+    ledger = Ledger()
+    for tenant in ("a", "b"):
+        ledger.wait(sequence(tenant))
+    ledger.charge("b", prompt=10)
+    ledger.charge("a", prompt=10)
+    assert ledger.standing("b") < ledger.standing("a")
+
+
+def test_a_newcomer_is_behind_those_who_were_served_as_much_before():
+    ledger = Ledger()
+    ledger.wait(sequence("a"))
+    ledger.wait(sequence("b"))
+    ledger.charge("b", prompt=10)
+    ledger.wait(sequence("c"))
+    assert ledger.standing("a") < ledger.standing("c")
+
+
 def test_only_so_many_idle_tenants_are_remembered():
     ledger = Ledger()
     everybody = [sequence(f"t{number}") for number in range(shares.MAX_TENANTS + 10)]

@@ -147,6 +147,7 @@ class Sequence:
         "number",
         "place",
         "prompt_len",
+        "put_back_at",
         "request",
         "room",
         "running",
@@ -184,6 +185,8 @@ class Sequence:
         """It is among those that steps are planned for, and holds blocks; otherwise it waits or has ended."""
         self.started = False
         """It has been admitted at least once."""
+        self.put_back_at = 0
+        """How many tokens it had when it last lost its blocks and went back to the queue."""
         self.last_token_at: float | None = None
         """When its last token was there, by the clock of the steps."""
         self.finish: Finish | None = None

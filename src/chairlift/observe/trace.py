@@ -33,8 +33,8 @@ class Event(NamedTuple):
     - held: from now on it waits for this `reason`
     - admitted, resumed: it got on, and so many of its tokens were `cached`
     - prefill: so many `tokens` that it had already were computed in this `step`
-    - first_token, preempted: in this `step`, the latter to make room for the more urgent ("urgent") or for want of memory
-      ("no_block"); "failed_step" if its step failed and is to be tried again
+    - first_token, preempted: in this `step`, the latter to make room for the more urgent ("urgent"), for a tenant that has
+      fewer places ("share") or for want of memory ("no_block"); "failed_step" if its step failed and is to be tried again
     - finished: its answer had so many `tokens`
     """
 
@@ -199,8 +199,17 @@ class Traces:
     def _preempt(self, step: Step) -> None:
         if step.plan.preempted:
             why = None if step.plan.held is None else step.plan.held.reason
-            reason = "failed_step" if step.raised or why == "gate" else "urgent" if why == "making_way" else "no_block"
-            self._send_away(step.plan.preempted, step.now, Event(0.0, "preempted", step=step.plan.step, reason=reason))
+            reason = "failed_step" if step.raised or why == "gate" else "no_block"
+            for choice in step.plan.preempted:
+                told = reason if step.raised or why != "making_way" else self._made_way(choice, step.plan)
+                self._send_away((choice,), step.now, Event(0.0, "preempted", step=step.plan.step, reason=told))
+
+    def _made_way(self, choice: str, plan: Plan) -> Reason:
+        """What it was about the first of the queue that displaced it."""
+        displaced = self._stories.get(choice)
+        first = None if plan.held is None else self._stories.get(plan.held.seq_id)
+        alike = displaced is not None and first is not None and displaced.priority == first.priority
+        return "share" if alike else "urgent"
 
     def _send_away(self, choices: Iterable[str], at: float, event: Event) -> None:
         for choice in choices:

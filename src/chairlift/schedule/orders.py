@@ -4,6 +4,7 @@ An order is a queue (`queues`) for those who wait, and a seniority that ranks th
 that a moment has passed.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -87,8 +88,28 @@ class Ranked:
         alike = [one for one in ranked if (one.request.priority, one.request.tenant) == (worst.priority, worst.tenant)]
         return min(alike[: max(1, len(alike) // 2)], key=cost)
 
-    def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
-        return self._seniority.may_evict(waiting, running)
+    def yielding(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Those of a lower class that may be displaced, and some of its own class whose tenants have places to spare."""
+        junior = bisect_right(running, self.rank(waiting), key=self.rank)
+        lower = [other for other in running[junior:] if self._seniority.may_evict(waiting, other)]
+        return self.worst_first(lower + self._beyond_share(waiting, running))
+
+    def _beyond_share(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Of the same class, and of tenants with a surplus of places (`Ledger.surplus`): no more of them than that.
+
+        The first by rank stays, so that progress is certain; so does whoever has lost his blocks and not recovered since.
+        """
+        surplus = {} if self._ledger is None else self._ledger.surplus(waiting, running)
+        if not surplus:
+            return []
+        able = [one for one in running[1:] if one.request.priority == waiting.request.priority and _recovered(one)]
+        yielding: list[Sequence] = []
+        for other in self.worst_first(able):
+            tenant = other.request.tenant
+            if surplus.get(tenant, 0.0) >= other.places:
+                surplus[tenant] -= other.places
+                yielding.append(other)
+        return yielding
 
     def started(self, sequence: Sequence) -> None:
         if self._ledger is not None:
@@ -107,3 +128,9 @@ class Ranked:
 def arrival(sequence: Sequence) -> float:
     """First come, first served."""
     return sequence.request.arrival
+
+
+def _recovered(sequence: Sequence) -> bool:
+    """Twice as long as it was when it last went back to the queue: so nobody is displaced for ever, and a request of n tokens
+    computes less than 2 n of them again for others' shares."""
+    return len(sequence.tokens) >= 2 * sequence.put_back_at

@@ -56,16 +56,16 @@ class Order(Protocol):
 
     def __len__(self) -> int: ...
 
-    def worst_first(self, candidates: list[Sequence]) -> list[Sequence]:
-        """Those that run, in the order in which they yield."""
-        ...
-
     def victim(self, candidates: list[Sequence], cost: Callable[[Sequence], int]) -> Sequence:
         """Who yields: one of the worst. `cost` is the number of tokens that would have to be computed again."""
         ...
 
-    def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
-        """It may take the place and the memory of the other. Then it is also before it, in the queue and by rank."""
+    def yielding(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Those of the running, sorted by rank, whose places and memory it may take, in the order in which they yield.
+
+        Each of them, put back into the queue, stands behind it there. The running one of the smallest rank is among them only
+        if the waiting one's rank is smaller still.
+        """
         ...
 
     def started(self, sequence: Sequence) -> None:

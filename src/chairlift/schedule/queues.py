@@ -91,8 +91,8 @@ class Sorted:
 class Fair:
     """A queue per tenant. Whoever has been served least, by the ledger, is next.
 
-    Of tenants that were served alike, the one goes first that has waited for longer. Counters only grow while somebody waits,
-    so a heap of old values finds the smallest: what comes up too small is put back.
+    Of tenants that were served as much, the one goes first that was served the longest ago. Counters and that moment only grow
+    while somebody waits, so a heap of old values finds the smallest: what comes up too small is put back.
     """
 
     def __init__(self, ledger: Ledger, inner: Callable[[], Queue]) -> None:
@@ -101,7 +101,7 @@ class Fair:
         self._pattern = inner()
         self._queues: dict[str, Queue] = {}
         self._count = 0
-        self._heap: list[tuple[float, int, str]] = []
+        self._heap: list[tuple[float, int, int, str]] = []
         self._since: dict[str, int] = {}
         """The number of the request with which a tenant's queue began."""
 
@@ -158,8 +158,8 @@ class Fair:
             self._heap = [self._entry(tenant) for tenant in self._queues]
             heapify(self._heap)
 
-    def _entry(self, tenant: str) -> tuple[float, int, str]:
-        return self._ledger.counter(tenant), self._since[tenant], tenant
+    def _entry(self, tenant: str) -> tuple[float, int, int, str]:
+        return *self._ledger.standing(tenant), self._since[tenant], tenant
 
 
 class _Class(NamedTuple):

@@ -8,7 +8,7 @@ policy all questions of taste, and knows neither clock nor chance.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 
@@ -322,11 +322,9 @@ class Scheduler:
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
         if urgent is None:
             return []
-        junior = bisect_right(self.running, self._queue.rank(urgent), key=self._queue.rank)
-        lesser = [other for other in self.running[junior:] if self._queue.may_evict(urgent, other)]
-        if not lesser or self._would_fit(urgent, []) or not self._would_fit(urgent, lesser):
+        worst = self._queue.yielding(urgent, self.running)
+        if not worst or self._would_fit(urgent, []) or not self._would_fit(urgent, worst):
             return []
-        worst = self._queue.worst_first(lesser)
         fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
         for sequence in worst[:fewest]:
             self._preempt(sequence, store=True)
@@ -518,6 +516,7 @@ class Scheduler:
         """
         if store:
             self._memory.store(sequence)
+        sequence.put_back_at = len(sequence.tokens)
         self._get_off(sequence)
         self._queue.push(sequence)
 

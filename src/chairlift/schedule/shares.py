@@ -2,18 +2,21 @@
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), there called VTC: whoever comes back after a pause
 begins with the least counter of those who wait, so that nobody saves up service, and nobody is made to pay for what was
-given to him while nobody else wanted it.
+given to him while nobody else wanted it. Other than there, it is no pause while requests of the tenant run: see `Ledger`.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 
-from chairlift.core.types import MAX_TENANTS, Sequence
+from chairlift.core.types import MAX_TENANTS, Request, Sequence
 from chairlift.schedule.policy import Past
 
 PROMPT_TOKEN = 1.0
 ANSWER_TOKEN = 2.0
 """What tokens count, as in the paper. Tokens out of the prefix cache and tokens that are computed again count nothing."""
+
+RELUCTANCE = 2.0
+"""Of whom a place is taken for a tenant that has some, has so many times as many left, where all must be computed again."""
 
 IDLE_S = 600.0
 """A tenant without requests is remembered for so long, by the arrivals of the others."""
@@ -23,11 +26,25 @@ class Ledger:
     """A counter per tenant, in weighted tokens divided by the tenant's weight (1 unless stated).
 
     Of tenants without requests those are forgotten first that have had least: their counters tell the least.
+
+    A tenant whose last waiting request has got on, and that sends another while some run, has saved up nothing, but has had
+    less than its share meanwhile, which it keeps: so much as `credit` weighted tokens behind the most served of those who
+    wait. If that is no more than what counters of those who wait differ by in any case, bounds stay what they are.
+
+    A tenant with no place has a claim to as many as it needs, up to its share. One that has some waits for the next end if
+    others would not have `reluctance` times its share left.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, weights: Mapping[str, float] | None = None, *, credit: float = 0.0, reluctance: float = RELUCTANCE
+    ) -> None:
         self._weights = dict(weights or {})
+        self._credit = credit
+        self._reluctance = reluctance
         self._counters: dict[str, float] = {}
+        self._turns: dict[str, int] = {}
+        """When a tenant was last charged, counted in charges; or when it first came, if it never was."""
+        self._turn = 0
         self._waiting: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
         self._last_left = 0.0
@@ -39,6 +56,10 @@ class Ledger:
 
     def counter(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
+
+    def standing(self, tenant: str) -> tuple[float, int]:
+        """The smaller, the earlier it goes on: of those that were served as much, whoever was served the longest ago."""
+        return self.counter(tenant), self._turns.get(tenant, 0)
 
     @property
     def tenants(self) -> int:
@@ -52,9 +73,9 @@ class Ledger:
             self._expire(sequence.request.arrival)
             self._in_flight[tenant] += sequence.request.samples
             self._idle_since.pop(tenant, None)
+            self._turns.setdefault(tenant, self._turn)
             if not self._waiting[tenant]:
-                floor = min(map(self.counter, self._waiting_tenants()), default=self._last_left)
-                self._counters[tenant] = max(self.counter(tenant), floor)
+                self._counters[tenant] = max(self.counter(tenant), self._floor(sequence.request))
         self._waiting[tenant] += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -65,8 +86,24 @@ class Ledger:
             self._last_left = self.counter(tenant)
 
     def charge(self, tenant: str, *, prompt: int = 0, answer: int = 0) -> None:
+        self._turn += 1
+        self._turns[tenant] = self._turn
         cost = prompt * PROMPT_TOKEN + answer * ANSWER_TOKEN
-        self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
+        self._counters[tenant] = self.counter(tenant) + cost / self._weight(tenant)
+
+    def surplus(self, waiting: Sequence, running: list[Sequence]) -> dict[str, float]:
+        """How many places, above 0, each tenant has to spare for the waiting one's: it was served more, and keeps its share.
+
+        That is, by weights, as much as the other one has then, or `reluctance` times as much if that one has any place now.
+        """
+        tenant, places = waiting.request.tenant, Counter[str]()
+        for sequence in running:
+            places[sequence.request.tenant] += sequence.places
+        had = places.pop(tenant, 0)
+        share = (self._reluctance if had else 1.0) * (had + waiting.places) / self._weight(tenant)
+        spare = {other: count - max(1.0, share * self._weight(other)) for other, count in places.items()}
+        standing = self.standing(tenant)
+        return {other: count for other, count in spare.items() if count > 0 and self.standing(other) > standing}
 
     def observe(self, past: Past) -> None:
         for sequence in past.finished:
@@ -77,6 +114,16 @@ class Ledger:
                 self._idle_since[tenant] = self._latest
         if past.finished:
             self._forget()
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
+    def _floor(self, request: Request) -> float:
+        """The least counter with which a tenant comes back to the queue that has left it."""
+        counters = [self.counter(tenant) for tenant in self._waiting_tenants()] or [self._last_left]
+        if self._in_flight[request.tenant] <= request.samples:
+            return min(counters)
+        return min(*counters, max(counters) - self._credit / self._weight(request.tenant))
 
     def _waiting_tenants(self) -> list[str]:
         return [tenant for tenant, count in self._waiting.items() if count]
@@ -89,6 +136,7 @@ class Ledger:
                 return
             del self._idle_since[tenant]
             self._counters.pop(tenant, None)
+            self._turns.pop(tenant, None)
 
     def _forget(self) -> None:
         surplus = len(self._counters) - MAX_TENANTS
@@ -96,4 +144,5 @@ class Ledger:
             idle = sorted((tenant for tenant in self._counters if tenant not in self._in_flight), key=self.counter)
             for tenant in idle[:surplus]:
                 del self._counters[tenant]
+                self._turns.pop(tenant, None)
                 self._idle_since.pop(tenant, None)
