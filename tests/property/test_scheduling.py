@@ -289,7 +289,8 @@ def test_whoever_makes_way_for_a_share_does_so_by_the_rules(
     """Where one tenant sends most of the requests. All end: nobody is displaced for ever."""
     settled = config(**(first | {"scheduling_policy": policy, "preset": "continuous", "max_num_seqs": 4, "max_num_batched_tokens": 16}))
     contiguous = settled.kv_layout == "contiguous"
-    executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous)
+    host = settled.num_host_blocks
+    executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous, num_host_blocks=host)
     ride = executor.ride = Ride(EngineCore(settled, executor))
     for number, (tenant, priority, length, most, wait) in enumerate(asked):
         prompt = [number, *range(length)]
