@@ -1,4 +1,4 @@
-"""Transformers' models, tiny and random or built from a model of ours. It imports torch at its top, and so may only be imported where that is."""
+"""Transformers' models, tiny and random or built from a model of ours. Imports torch at its top."""
 
 from collections.abc import Sequence
 from pathlib import Path
