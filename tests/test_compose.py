@@ -125,6 +125,7 @@ def test_bytes_are_written_for_people() -> None:
     ("options", "reason"),
     [
         (EngineOptions(executor="abacus"), "there is no executor 'abacus'"),
+        (EngineOptions(executor="reference", async_scheduling=True), "the executor reference computes one step at a time"),
         *(
             (replace(REFERENCE, **setting), "is a setting of the executor cpu, not of reference")
             for setting in ({"threads": 2}, {"isa": "avx2"}, {"quantization": "none"}, {"kv_cache_dtype": "f32"})

@@ -130,7 +130,7 @@ def check_options(options: EngineOptions) -> None:
 def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)}
     settings: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in known}
-    settings |= {"max_model_len": max_model_len, "num_blocks": num_blocks}
+    settings |= {"max_model_len": max_model_len, "num_blocks": num_blocks, "depth": executors.depth(options)}
     return EngineConfig(**settings)
 
 

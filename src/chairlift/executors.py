@@ -288,6 +288,8 @@ class Kind:
 
     check: Callable[[EngineOptions], None]
     prospect: Callable[[Model, EngineOptions], Prospect]
+    depth: int = 1
+    """Steps that it can have in flight."""
 
 
 EXECUTORS: Mapping[str, Kind] = MappingProxyType(
@@ -310,6 +312,13 @@ def check(options: EngineOptions) -> None:
     if options.executor not in EXECUTORS:
         raise ConfigError(f"there is no executor {options.executor!r:.40}; there are {', '.join(EXECUTORS)}")
     EXECUTORS[options.executor].check(options)
+    if options.async_scheduling and EXECUTORS[options.executor].depth == 1:
+        raise ConfigError(f"async_scheduling: the executor {options.executor} computes one step at a time")
+
+
+def depth(options: EngineOptions) -> int:
+    """Steps in flight: as many as the executor can have, unless that is not wanted."""
+    return 1 if options.async_scheduling is False else EXECUTORS[options.executor].depth
 
 
 def _check_owners(options: EngineOptions, executor: str) -> None:

@@ -12,8 +12,9 @@ DEFAULT_EXECUTOR = "cpu"
 class EngineOptions:
     """The first two are worked out from model and memory where they are None.
 
-    The last ones say what computes, and how: None and "auto" leave it to the executor. All others are settings of
-    `EngineConfig`, and stand here under its names.
+    The last ones say what computes, and how: None and "auto" leave it to the executor. With `async_scheduling` the next step
+    is decided while one is computed (`EngineConfig.depth`). All others are settings of `EngineConfig`, and stand here under
+    its names.
     """
 
     max_model_len: int | None = None
@@ -40,3 +41,4 @@ class EngineOptions:
     device: str = AUTO
     dtype: str = AUTO
     attention_backend: str = AUTO
+    async_scheduling: bool | None = None

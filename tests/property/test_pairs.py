@@ -26,6 +26,7 @@ AXES: Mapping[str, Sequence[Any]] = {
     "kv_layout": tuple(KV_LAYOUTS),
     "itl_target_s": (None, 2.0),
     "enable_prefix_caching": (True, False),
+    "depth": (1, 2),
 }
 CROWD = 14
 MOST = 9

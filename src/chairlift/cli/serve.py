@@ -237,6 +237,7 @@ def serve(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    async_scheduling: options.AsyncScheduling = None,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -316,6 +317,7 @@ def serve(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        async_scheduling=async_scheduling,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )

@@ -8,6 +8,9 @@ from chairlift.core.errors import ConfigError
 MAX_WEIGHT = 1_000_000
 """Of a tenant's share, and its inverse the least: counters of service stay numbers that can be compared."""
 
+MAX_DEPTH = 2
+"""A third step in flight would have to be decided without the results of two."""
+
 KV_LAYOUTS = ("paged", "contiguous")
 """Blocks from anywhere as a request grows, or one run of neighbours that is reserved for all of it at once."""
 
@@ -42,6 +45,8 @@ class EngineConfig:
     """How much memory must stay free for those that run when another gets on."""
     batch_wait_s: float = 0.05
     """How long dynamic batching waits for a group to fill."""
+    depth: int = 1
+    """Steps in flight: with 2 the next one is decided and launched while the executor works, for one that can."""
 
     @property
     def shares_prefixes(self) -> bool:
@@ -56,6 +61,7 @@ class EngineConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_num_queued_reqs",
+            "depth",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -70,6 +76,8 @@ class EngineConfig:
                 raise ConfigError(
                     f"the weight of tenant {tenant!r} must be from {1 / MAX_WEIGHT} to {MAX_WEIGHT:,}, not {weight}"
                 )
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(f"depth must be at most {MAX_DEPTH}, not {self.depth}")
         if self.max_model_len < 2:
             raise ConfigError("max_model_len must be at least 2: one token of prompt and one of answer")
         if self.max_num_batched_tokens < self.max_num_seqs:
