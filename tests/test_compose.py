@@ -1,4 +1,5 @@
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,11 @@ def test_bytes_are_written_for_people() -> None:
             (replace(REFERENCE, **setting), "is a setting of the executor cpu, not of reference")
             for setting in ({"threads": 2}, {"isa": "avx2"}, {"quantization": "none"}, {"kv_cache_dtype": "f32"})
         ),
+        *(
+            (replace(EngineOptions(), **setting), "is a setting of the executor torch, not of cpu")
+            for setting in ({"device": "cpu"}, {"dtype": "float32"}, {"attention_backend": "reference"})
+        ),
+        (EngineOptions(executor="torch", threads=1), "threads is a setting of the executor cpu, not of torch"),
         (EngineOptions(quantization="int3"), "it may be auto, int8, int4, none"),
         (EngineOptions(isa="sse9"), "isa 'sse9' is unknown"),
         (EngineOptions(kv_cache_dtype="f8"), "kv_cache_dtype 'f8' is unknown"),
@@ -142,7 +148,7 @@ def test_what_the_executor_cannot_take_is_refused_before_a_model_is_fetched(opti
 
 def test_a_resized_pool_takes_its_share_of_memory() -> None:
     sizes = fit(MODEL, EngineOptions(max_num_seqs=2), free_bytes=GIB)
-    twice = resized(sizes, replace(sizes.config, num_blocks=2 * sizes.config.num_blocks), free_bytes=GIB)
+    twice = resized(sizes, replace(sizes.config, num_blocks=2 * sizes.config.num_blocks))
     assert twice.kv.kv_bytes == 2 * sizes.kv.kv_bytes
     assert twice.kv_tokens == 2 * sizes.kv_tokens
 
@@ -150,7 +156,7 @@ def test_a_resized_pool_takes_its_share_of_memory() -> None:
 def test_a_pool_that_is_too_large_says_for_whom_it_was() -> None:
     sizes = fit(MODEL, EngineOptions(max_num_seqs=2), free_bytes=GIB)
     with pytest.raises(ConfigError, match="a KV cache for 2 sequences of 256 tokens"):
-        resized(sizes, replace(sizes.config, num_blocks=10**9), free_bytes=GIB)
+        resized(sizes, replace(sizes.config, num_blocks=10**9))
 
 
 class Told:
@@ -192,7 +198,7 @@ def test_a_failure_while_compiling_ends_what_was_started() -> None:
     assert progress.told == ["start Compiling kernels (once) None", "done"]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", [name for name in EXECUTORS if name != "torch" or find_spec("torch")])
 def test_every_executor_makes_what_it_says(executor: str) -> None:
     """With the sizes that the engine has, it answers."""
     model = replace(MODEL, weights=random_weights(PLAIN))

@@ -30,10 +30,10 @@ def told_of(ride: Ride, name: str) -> list[Logprobs]:
 def expected(executor: CpuExecutor, one: Request, count: int) -> tuple[list[int], list[Logprobs]]:
     """Tokens and what is told of them, from the logits of one prefix after the other."""
     tokens, told = list(one.prompt), []
-    for position in range(count):
+    for _ in range(count):
         logits = executor.logits([row(tokens, range(BLOCKS))])[0]
-        wanted = Draw(0, position, one.sampling, history=array("i", tokens), prompt_len=len(one.prompt))
-        tokens.append(sampler.draw(logits, wanted))
+        wanted = Draw(0, one.sampling, history=array("i", tokens), prompt_len=len(one.prompt))
+        tokens.append(sampler.draw(logits, wanted, len(tokens)))
         if one.sampling.logprobs is not None:
             told.append(sampler.logprobs(logits, tokens[-1], one.sampling.logprobs))
     return tokens[len(one.prompt) :], told

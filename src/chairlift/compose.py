@@ -45,6 +45,8 @@ class Fit:
     """What a step works in: activations and logits."""
     context: int
     """Tokens that the model was made for; `config.max_model_len` is less if asked for, or if no more fits."""
+    free_bytes: int
+    """What was free where it computes: in this machine's memory, or in that of a GPU."""
 
     @property
     def kv_tokens(self) -> int:
@@ -70,13 +72,14 @@ class Engine:
 
 
 def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
-    """Sizes the KV cache. Nothing of the model is read.
+    """Sizes the KV cache, in the `free_bytes` of this machine or in the executor's own memory. Nothing of the model is read.
 
     ConfigError if settings contradict each other, or the machine or the model; ModelError if the weights alone are too large.
     """
     description = model.description
     executor = prospect(model, options)
-    needs = executor.footprint
+    needs, place = executor.footprint, executor.room(free_bytes)
+    free_bytes = place.free_bytes
     room = free_bytes - needs.weight_bytes - needs.work_bytes
     if needs.weight_bytes > free_bytes:
         raise ModelError(f"the weights take {gib(needs.weight_bytes)} in memory, but only {gib(free_bytes)} are free")
@@ -93,6 +96,7 @@ def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
         free_bytes=room,
         max_model_len=options.max_model_len,
         kv_bytes=options.kv_cache_memory_bytes,
+        share=place.share,
     )
     if kv.kv_bytes > room:
         raise ConfigError(
@@ -100,17 +104,17 @@ def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
             f" ({gib(kv.kv_bytes)}) do not fit into {gib(free_bytes)} of free memory: lower kv_cache_memory_bytes"
         )
     config = _config(options, max_model_len=kv.max_model_len, num_blocks=kv.num_blocks)
-    return Fit(config, executor.computes, kv, needs.weight_bytes, needs.work_bytes, description.context)
+    return Fit(config, executor.computes, kv, needs.weight_bytes, needs.work_bytes, description.context, free_bytes)
 
 
-def resized(fit: Fit, config: EngineConfig, *, free_bytes: int) -> Fit:
+def resized(fit: Fit, config: EngineConfig) -> Fit:
     """The same model with another configuration, whose pool may be larger. ConfigError if memory is too small for that."""
     block_bytes = fit.kv.kv_bytes // fit.config.num_blocks
     kv = KVSize(config.num_blocks, config.max_model_len, block_bytes * config.num_blocks)
-    if fit.weight_bytes + fit.work_bytes + kv.kv_bytes > free_bytes:
+    if fit.weight_bytes + fit.work_bytes + kv.kv_bytes > fit.free_bytes:
         raise ConfigError(
             f"weights ({gib(fit.weight_bytes)}) and a KV cache for {config.max_num_seqs} sequences of {config.max_model_len}"
-            f" tokens ({gib(kv.kv_bytes)}) do not fit into {gib(free_bytes)} of free memory"
+            f" tokens ({gib(kv.kv_bytes)}) do not fit into {gib(fit.free_bytes)} of free memory"
         )
     return replace(fit, config=config, kv=kv)
 

@@ -6,11 +6,12 @@ Knows how they differ; knows nothing of how much memory there is, nor of tokeniz
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from chairlift.cache.sizing import bytes_per_token
+from chairlift.cache.sizing import DEFAULT_SHARE, bytes_per_token
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.core.ports import GaugedExecutor
@@ -37,18 +38,23 @@ class Computes:
     kv_cache_dtype: str
     isa: str | None = None
     threads: int | None = None
+    device: str | None = None
+    """Where the tensors are, if not in the machine's own memory by nature."""
+    kernels: str | None = None
+    """In words: which implementations were chosen, and why."""
 
     @property
     def words(self) -> str:
         """As in "cpu: avx2, 2 threads, weights as the file holds them, KV f16"."""
         threads = None if self.threads is None else "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        parts = (self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}")
+        parts = (self.device, self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}", self.kernels)
         return f"{self.executor}: " + ", ".join(part for part in parts if part)
 
     @property
     def arithmetic(self) -> tuple[str, ...]:
         """What the logits depend on."""
-        return (self.executor, self.weights, self.kv_cache_dtype)
+        chosen = (self.device, self.kernels)
+        return (self.executor, self.weights, self.kv_cache_dtype, *(part for part in chosen if part is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,14 @@ class Watch:
     on_tensor: Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that an executor computes in, and which part of what weights leave of it is for keys and values by default."""
+
+    free_bytes: int
+    share: float = DEFAULT_SHARE
+
+
 class Prospect(Protocol):
     """An executor for a certain model, before any tensor is read."""
 
@@ -66,6 +80,10 @@ class Prospect(Protocol):
     def computes(self) -> Computes: ...
     @property
     def footprint(self) -> Footprint: ...
+    def room(self, free_bytes: int) -> Room:
+        """Where it computes; this machine has so many bytes free."""
+        ...
+
     def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:
         """Reads the weights. Compiled code is kept in the folder `kernels`."""
         ...
@@ -102,6 +120,9 @@ class _Reference:
         logits = self.options.max_num_seqs * description.vocab * FLOAT32_BYTES
         return Footprint(parameter_count(description) * FLOAT32_BYTES, token_bytes, logits)
 
+    def room(self, free_bytes: int) -> Room:
+        return Room(free_bytes)
+
     def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:  # noqa: ARG002  (it has none)
         watch.on_tensor(0, 1)
         return ReferenceExecutor.load(
@@ -115,10 +136,7 @@ class _Reference:
 
 
 def _check_reference(options: EngineOptions) -> None:
-    plain = EngineOptions()
-    for name in ("threads", "isa", "quantization", "kv_cache_dtype"):
-        if getattr(options, name) != getattr(plain, name):
-            raise ConfigError(f"{name} is a setting of the executor cpu, not of reference")
+    _check_owners(options, "reference")
 
 
 # ── cpu ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,6 +174,9 @@ class _Cpu:
             max_rows=options.max_num_seqs,
         )
 
+    def room(self, free_bytes: int) -> Room:
+        return Room(free_bytes)
+
     def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:
         from chairlift.execute.cpu.executor import CpuExecutor
 
@@ -177,6 +198,7 @@ class _Cpu:
 def _check_cpu(options: EngineOptions) -> None:
     from chairlift.execute.cpu.options import check_block_size, check_names
 
+    _check_owners(options, "cpu")
     check_names(_cpu_options(options))
     check_block_size(options.block_size)
 
@@ -188,6 +210,71 @@ def _cpu_options(options: EngineOptions) -> "CpuOptions":
 
 
 _IN_WORDS = {"auto": "as the file holds them", "int8": "in 8 bits", "int4": "in 4 bits", "none": "as floating-point numbers"}
+
+
+# ── torch ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# An extra, which need not be installed: nothing of it is imported before it is asked for.
+
+
+class _Torch:
+    """PyTorch, on a GPU or on the CPU."""
+
+    def __init__(self, model: Model, options: EngineOptions) -> None:
+        from chairlift.execute.torch import options as torch_options
+
+        self._model, self._options = model, options
+        self._choice = torch_options.resolve(options.device, options.dtype, options.attention_backend)
+
+    @property
+    def computes(self) -> Computes:
+        choice = self._choice
+        weights = f"in {choice.dtype_name}"
+        return Computes("torch", weights, choice.kv, device=choice.device.words, kernels=choice.kernels)
+
+    @property
+    def footprint(self) -> Footprint:
+        from chairlift.execute.torch.sizing import footprint
+
+        options, description = self._options, self._model.description
+        return footprint(
+            description,
+            itemsize=self._choice.dtype.itemsize,
+            max_tokens=options.max_num_batched_tokens,
+            max_rows=options.max_num_seqs,
+            longest=options.max_model_len or description.context,
+            block_size=options.block_size,
+        )
+
+    def room(self, free_bytes: int) -> Room:
+        from chairlift.execute.torch.sizing import DEVICE_SHARE
+
+        own = self._choice.device.free_bytes()
+        return Room(free_bytes) if own is None else Room(own, DEVICE_SHARE)
+
+    def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:  # noqa: ARG002  (Triton has its own)
+        from chairlift.execute.torch.executor import TorchExecutor
+
+        watch.on_tensor(0, 1)
+        return TorchExecutor.load(
+            self._model.description,
+            self._model.weights,
+            choice=self._choice,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            max_tokens=config.max_num_batched_tokens,
+            max_rows=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            on_tensor=watch.on_tensor,
+        )
+
+
+def _check_torch(options: EngineOptions) -> None:
+    _check_owners(options, "torch")
+    if find_spec("torch") is None:
+        raise ConfigError("the executor torch needs the extra gpu: pip install chairlift[gpu]")
+    from chairlift.execute.torch import options as torch_options
+
+    torch_options.resolve(options.device, options.dtype, options.attention_backend)
 
 
 # ── all of them ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,8 +289,18 @@ class Kind:
 
 
 EXECUTORS: Mapping[str, Kind] = MappingProxyType(
-    {"cpu": Kind(_check_cpu, _Cpu), "reference": Kind(_check_reference, _Reference)},
+    {
+        "cpu": Kind(_check_cpu, _Cpu),
+        "torch": Kind(_check_torch, _Torch),
+        "reference": Kind(_check_reference, _Reference),
+    },
 )
+
+_OWNERS = {
+    "cpu": ("threads", "isa", "quantization", "kv_cache_dtype"),
+    "torch": ("device", "dtype", "attention_backend"),
+}
+"""Settings that only one executor has."""
 
 
 def check(options: EngineOptions) -> None:
@@ -211,6 +308,14 @@ def check(options: EngineOptions) -> None:
     if options.executor not in EXECUTORS:
         raise ConfigError(f"there is no executor {options.executor!r:.40}; there are {', '.join(EXECUTORS)}")
     EXECUTORS[options.executor].check(options)
+
+
+def _check_owners(options: EngineOptions, executor: str) -> None:
+    plain = EngineOptions()
+    for owner, names in _OWNERS.items():
+        for name in names:
+            if owner != executor and getattr(options, name) != getattr(plain, name):
+                raise ConfigError(f"{name} is a setting of the executor {owner}, not of {executor}")
 
 
 def prospect(model: Model, options: EngineOptions) -> Prospect:

@@ -37,3 +37,6 @@ class EngineOptions:
     isa: str = AUTO
     quantization: str = AUTO
     kv_cache_dtype: str = AUTO
+    device: str = AUTO
+    dtype: str = AUTO
+    attention_backend: str = AUTO

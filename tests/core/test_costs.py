@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from chairlift.core.costs import Cost, LayerCost, Limits, ModelCost
 from chairlift.core.types import Draw, Sampling, Work
 
-DRAW = (Draw(0, 0, Sampling()),)
+DRAW = (Draw(0, Sampling()),)
 MODEL = ModelCost(
     body_bytes=1000,
     head_bytes=500,

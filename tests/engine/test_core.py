@@ -378,8 +378,9 @@ def test_a_plan_tells_the_same_history_after_its_sequence_has_grown():
     engine = ride()
     engine.submit(request("a", range(5), 4))
     engine.run()
-    draws = [draw for step in engine.steps for work in step.plan.work for draw in work.draws]
-    assert [draw.prompt_len + draw.position for draw in draws] == [5, 6, 7, 8]
+    works = [work for step in engine.steps for work in step.plan.work]
+    draws = [draw for work in works for draw in work.draws]
+    assert [work.end for work in works] == [5, 6, 7, 8]
     assert {draw.history is draws[0].history for draw in draws} == {True}
     assert draws[0].history is not None
     assert draws[0].history.tolist() == [*range(5), *engine.tokens["a"]]

@@ -54,7 +54,7 @@ def test_streams_that_are_thrown_out_late_skip_no_token_and_repeat_none():
     drawn: defaultdict[str, list[int]] = defaultdict(list)
     for step in engine.steps:
         for work in step.plan.work:
-            drawn[work.seq_id] += [draw.position for draw in work.draws]
+            drawn[work.seq_id] += [work.end - draw.prompt_len for draw in work.draws]
     for name, prompt in prompts.items():
         assert drawn[name] == list(range(120))
         assert tuple(engine.tokens[name]) == solo(prompt, NEXT, 120)

@@ -1,10 +1,10 @@
 """The reference executor against a naive decoder, over all switches, chunk boundaries, batches and block tables."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
+from executor_cases import in_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -54,12 +54,6 @@ def alone(tokens: list[int], description: Description = EVERYTHING) -> NDArray[n
     """Logits [vocab] after a text that is computed at once by an executor of its own."""
     blocks = range(-(-len(tokens) // BLOCK_SIZE))
     return executor(description).logits([row(tokens, blocks)])[0]
-
-
-def in_pieces(engine: ReferenceExecutor, tokens: list[int], edges: list[int], blocks: list[int]) -> NDArray[np.float32]:
-    """Logits [vocab] after a text that is computed in several steps."""
-    steps = [engine.logits([row(tokens[start:end], blocks, start=start)]) for start, end in pairwise(edges)]
-    return steps[-1][0]
 
 
 def close(left: NDArray[np.floating], right: NDArray[np.floating]) -> None:
@@ -197,7 +191,7 @@ class TestThePort:
 
     def test_the_draws_of_one_row_differ_by_their_choice(self) -> None:
         engine = executor()
-        draws = tuple(Draw(choice, 0, Sampling(temperature=10.0, seed=5)) for choice in range(20))
+        draws = tuple(Draw(choice, Sampling(temperature=10.0, seed=5)) for choice in range(20))
         engine.launch(Plan(0, (row([1, 2], [0])._replace(draws=draws),)))
         assert len(set(engine.collect().rows[0].tokens)) > 1
 

@@ -24,7 +24,7 @@ FIXED = [21900, 1902, 22994, 41668]
 
 
 def one(logits: NDArray[np.float32], sampling: Sampling, *, banned: frozenset[int] = frozenset(), position: int = 0) -> int:
-    return draw(logits, Draw(0, position, sampling, banned))
+    return draw(logits, Draw(0, sampling, banned), position)
 
 
 def many(
@@ -37,10 +37,10 @@ class TooCloseError(Exception):
     """Whether a sum of probabilities reaches top-p is a matter of rounding."""
 
 
-def rounded(logit: float, wanted: Draw, token: int) -> float:
+def rounded(logit: float, wanted: Draw, token: int, place: int) -> float:
     """A logit with its bias and its penalties, in float32."""
     sampling = wanted.sampling
-    before = list(wanted.history or [])[: wanted.prompt_len + wanted.position]
+    before = list(wanted.history or [])[:place]
     for biased, bias in sampling.logit_bias:
         if biased == token:
             logit = finite(logit + bias)
@@ -61,10 +61,10 @@ def is_allowed(wanted: Draw, token: int) -> bool:
     return wanted.mask is None or wanted.mask[token // 32] >> token % 32 & 1 == 1
 
 
-def twin(logits: NDArray[np.float32], wanted: Draw) -> int:
+def twin(logits: NDArray[np.float32], wanted: Draw, place: int) -> int:
     """The rules as they read, token by token."""
     sampling = wanted.sampling
-    changed = {token: rounded(float(logit), wanted, token) for token, logit in enumerate(logits)}
+    changed = {token: rounded(float(logit), wanted, token, place) for token, logit in enumerate(logits)}
     allowed = {token: logit for token, logit in changed.items() if token not in wanted.banned and is_allowed(wanted, token)}
     ranked = sorted(allowed, key=lambda token: (-allowed[token], token))
     if sampling.temperature == 0:
@@ -84,7 +84,7 @@ def twin(logits: NDArray[np.float32], wanted: Draw) -> int:
                 break
         kept = nucleus
     kept = [token for token in kept if math.exp(score[token]) >= sampling.min_p]
-    key = noise.key(sampling.seed, wanted.choice, wanted.position)
+    key = noise.key(sampling.seed, wanted.choice, place - wanted.prompt_len)
     noisy = {token: score[token] + float(noise.gumbel(key, np.array([token]))[0]) for token in kept}
     return max(sorted(noisy), key=lambda token: noisy[token])
 
@@ -106,35 +106,35 @@ def test_a_draw_equals_its_twin(data: st.DataObject, sampling: Sampling, choice:
     logits = np.array(data.draw(st.lists(grid, min_size=2, max_size=30)), dtype=np.float32)
     banned = data.draw(st.frozensets(st.integers(0, len(logits) + 3), max_size=len(logits) - 1))
     assume(len([token for token in banned if token < len(logits)]) < len(logits))
-    wanted = Draw(choice, position, sampling, banned)
+    wanted = Draw(choice, sampling, banned)
     try:
-        expected = twin(logits, wanted)
+        expected = twin(logits, wanted, position)
     except TooCloseError:
         reject()
-    assert draw(logits, wanted) == expected
+    assert draw(logits, wanted, position) == expected
 
 
 @settings(max_examples=500)
 @given(logits_and_draws(largest_vocab=40))
-def test_a_draw_that_changes_logits_equals_its_twin(case: tuple[NDArray[np.float32], Draw]) -> None:
-    logits, wanted = case
+def test_a_draw_that_changes_logits_equals_its_twin(case: tuple[NDArray[np.float32], Draw, int]) -> None:
+    logits, wanted, place = case
     if all(token in wanted.banned or not is_allowed(wanted, token) for token in range(len(logits))):
         with pytest.raises(NothingAllowed):
-            draw(logits, wanted)
+            draw(logits, wanted, place)
         return
     try:
-        expected = twin(logits, wanted)
+        expected = twin(logits, wanted, place)
     except TooCloseError:
         reject()
-    assert draw(logits, wanted) == expected
+    assert draw(logits, wanted, place) == expected
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.3, 0.8, 0.97, 0.9999])
 def test_a_large_vocabulary_equals_the_twin(top_p: float) -> None:
     logits = np.random.default_rng(4).standard_normal(5000).astype(np.float32)
+    wanted = Draw(0, Sampling(top_p=top_p, temperature=0.8, seed=1))
     for position in range(5):
-        wanted = Draw(0, position, Sampling(top_p=top_p, temperature=0.8, seed=1))
-        assert draw(logits, wanted) == twin(logits, wanted)
+        assert draw(logits, wanted, position) == twin(logits, wanted, position)
 
 
 class TestGreedy:
@@ -174,8 +174,8 @@ class TestBans:
 def after(logits: list[float], prompt: list[int], output: list[int], **settings: Any) -> int:
     """The greedy token after a prompt and an output."""
     history = array("i", [*prompt, *output])
-    wanted = Draw(0, len(output), Sampling(temperature=0, **settings), history=history, prompt_len=len(prompt))
-    return draw(np.array(logits, dtype=np.float32), wanted)
+    wanted = Draw(0, Sampling(temperature=0, **settings), history=history, prompt_len=len(prompt))
+    return draw(np.array(logits, dtype=np.float32), wanted, len(history))
 
 
 class TestPenalties:
@@ -207,12 +207,12 @@ class TestPenalties:
         assert after([2.0, 0.0], [], [0], repetition_penalty=2.0, presence_penalty=0.9) == 0
 
     def test_what_comes_after_the_draw_is_not_looked_at(self) -> None:
-        wanted = Draw(0, 1, Sampling(temperature=0, presence_penalty=2.0), history=array("i", [0, 1, 0]), prompt_len=1)
-        assert draw(np.array([1.0, 0.5], dtype=np.float32), wanted) == 0
+        wanted = Draw(0, Sampling(temperature=0, presence_penalty=2.0), history=array("i", [0, 1, 0]), prompt_len=1)
+        assert draw(np.array([1.0, 0.5], dtype=np.float32), wanted, 2) == 0
 
     def test_a_history_can_grow_afterwards(self) -> None:
         history = array("i", [0, 1])
-        draw(CLEAR, Draw(0, 1, Sampling(presence_penalty=1.0), history=history, prompt_len=1))
+        draw(CLEAR, Draw(0, Sampling(presence_penalty=1.0), history=history, prompt_len=1), 2)
         history.append(5)
 
 
@@ -234,16 +234,16 @@ class TestMask:
     def test_only_what_it_allows_is_drawn(self) -> None:
         sampling = Sampling(temperature=50.0)
         mask = mask_of([3, 40], 60)
-        draws = [Draw(0, position, sampling, mask=mask) for position in range(100)]
-        assert {draw(np.zeros(60, dtype=np.float32), wanted) for wanted in draws} == {3, 40}
+        wanted = Draw(0, sampling, mask=mask)
+        assert {draw(np.zeros(60, dtype=np.float32), wanted, position) for position in range(100)} == {3, 40}
 
     def test_bits_beyond_the_vocabulary_allow_nothing(self) -> None:
         with pytest.raises(NothingAllowed):
-            draw(CLEAR, Draw(0, 0, GREEDY, mask=mask_of([5, 31], 32)))
+            draw(CLEAR, Draw(0, GREEDY, mask=mask_of([5, 31], 32)), 0)
 
     def test_nothing_is_left_of_mask_and_bans(self) -> None:
         with pytest.raises(NothingAllowed):
-            draw(CLEAR, Draw(0, 0, GREEDY, frozenset({2}), mask=mask_of([2], 5)))
+            draw(CLEAR, Draw(0, GREEDY, frozenset({2}), mask=mask_of([2], 5)), 0)
 
 
 class TestLogprobs:
@@ -340,15 +340,16 @@ class TestNoise:
     @pytest.mark.parametrize(
         ("first", "second"),
         [
-            (Draw(0, 0, Sampling(seed=1)), Draw(0, 0, Sampling(seed=2))),
-            (Draw(0, 0, Sampling(seed=1)), Draw(1, 0, Sampling(seed=1))),
-            (Draw(0, 0, Sampling(seed=1)), Draw(0, 1, Sampling(seed=1))),
+            ((0, 1, 0), (0, 2, 0)),
+            ((0, 1, 0), (1, 1, 0)),
+            ((0, 1, 0), (0, 1, 1)),
         ],
         ids=["seed", "choice", "position"],
     )
-    def test_each_part_of_its_key_matters(self, first: Draw, second: Draw) -> None:
+    def test_each_part_of_its_key_matters(self, first: tuple[int, int, int], second: tuple[int, int, int]) -> None:
         even = np.zeros(100_000, dtype=np.float32)
-        assert draw(even, first) != draw(even, second)
+        drawn = [draw(even, Draw(choice, Sampling(seed=seed)), position) for choice, seed, position in (first, second)]
+        assert drawn[0] != drawn[1]
 
     def test_the_same_key_draws_the_same(self) -> None:
         even = np.zeros(100_000, dtype=np.float32)
@@ -382,7 +383,7 @@ class TestFrequencies:
         assert self.distance(counts, [0.5, 0.25, 0.15, 0.07, 0.03]) < 18.5
 
     def test_over_choices(self) -> None:
-        counts = Counter(draw(self.logits, Draw(choice, 0, Sampling(seed=1))) for choice in range(5000))
+        counts = Counter(draw(self.logits, Draw(choice, Sampling(seed=1)), 0) for choice in range(5000))
         assert self.distance(counts, [0.5, 0.25, 0.15, 0.07, 0.03]) < 18.5
 
     @staticmethod

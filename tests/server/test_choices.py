@@ -45,9 +45,10 @@ class Drawing(ShadowExecutor):
     """Draws a letter by the noise of the draw, whatever the prompt; an answer ends after three tokens for each choice."""
 
     def draw(self, draw: Draw, prefix: tuple[int, ...]) -> int:
-        if draw.position >= 3 * (draw.choice + 1):
+        position = len(prefix) - draw.prompt_len
+        if position >= 3 * (draw.choice + 1):
             return tiny.END
-        return ord("a") + noise.key(draw.sampling.seed, draw.choice, draw.position) % 26
+        return ord("a") + noise.key(draw.sampling.seed, draw.choice, position) % 26
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -6,7 +6,7 @@ from chairlift.core.types import Draw, Plan, Sampling, Work
 from chairlift.sim.cost import Linear, Moody
 
 PROMPT = Work("a", 0, array("i", range(10)), array("i"))
-NEXT = Work("b", 7, array("i", [1]), array("i"), (Draw(0, 3, Sampling()),))
+NEXT = Work("b", 7, array("i", [1]), array("i"), (Draw(0, Sampling()),))
 PAD = Work("c", 50, array("i", [0]), array("i"), pad=True)
 
 

@@ -1,13 +1,10 @@
 """CPU executors over small decoders, and ways to run a text through one in pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from multiprocessing.queues import Queue
 
-import numpy as np
 from native_kernels import OBJECTS
-from numpy.typing import NDArray
 from tiny_decoders import PLAIN, random_weights, row
 
 from chairlift.execute.cpu.executor import CpuExecutor, CpuOptions
@@ -46,12 +43,6 @@ def cpu_executor(
         yield executor
     finally:
         executor.close()
-
-
-def in_pieces(executor: CpuExecutor, tokens: Sequence[int], edges: Sequence[int], blocks: Sequence[int]) -> NDArray[np.float32]:
-    """Logits [vocab] after a text that is computed in several steps."""
-    steps = [executor.logits([row(tokens[start:end], blocks, start=start)]) for start, end in pairwise(edges)]
-    return steps[-1][0]
 
 
 def put_logits(answers: "Queue[bytes]") -> None:

@@ -21,8 +21,8 @@ def mask_of(allowed: Iterable[int], vocab: int) -> "array[int]":
 
 
 @st.composite
-def logits_and_draws(draw: st.DrawFn, *, largest_vocab: int = 70) -> tuple[NDArray[np.float32], Draw]:
-    """Logits [vocab] on a coarse grid, so that there are ties, at times the largest numbers of all; and a draw from them.
+def logits_and_draws(draw: st.DrawFn, *, largest_vocab: int = 70) -> tuple[NDArray[np.float32], Draw, int]:
+    """Logits [vocab] on a coarse grid, so that there are ties, at times the largest numbers of all; a draw from them; a place.
 
     Histories are of the best tokens, so that penalties matter, and most of them come more than once.
     """
@@ -33,17 +33,16 @@ def logits_and_draws(draw: st.DrawFn, *, largest_vocab: int = 70) -> tuple[NDArr
     likely = st.sampled_from([*np.argsort(-logits, kind="stable")[:6].tolist(), vocab])
     history = draw(st.lists(likely, min_size=draw(st.sampled_from([0, 8, 20])), max_size=30))
     prompt_len = draw(st.one_of(st.just(0), st.integers(0, len(history))))
-    output = len(history) - prompt_len
+    place = draw(st.one_of(st.just(len(history)), st.integers(prompt_len, len(history))))
     wanted = Draw(
         choice=draw(st.integers(0, 3)),
-        position=draw(st.one_of(st.just(output), st.integers(0, output))),
         sampling=draw(samplings(ids)),
         banned=draw(st.one_of(st.just(frozenset[int]()), st.frozensets(ids, max_size=3), st.frozensets(ids, max_size=vocab))),
         history=array("i", history),
         prompt_len=prompt_len,
         mask=draw(masks(vocab)),
     )
-    return logits, wanted
+    return logits, wanted, place
 
 
 def masks(vocab: int) -> st.SearchStrategy["array[int] | None"]:

@@ -90,7 +90,7 @@ class ShadowExecutor:
     def _row(self, work: Work, prefix: tuple[int, ...]) -> Row:
         for draw in work.draws:
             if draw.history is not None:
-                told = tuple(draw.history[: draw.prompt_len + draw.position])
+                told = tuple(draw.history[: work.end])
                 assert told == prefix, f"{work.seq_id} has the history of another prefix"
         tokens = tuple(self.draw(draw, prefix) for draw in work.draws)
         asked = zip(tokens, (draw.sampling.logprobs for draw in work.draws), strict=True)

@@ -105,7 +105,7 @@ def row(
     tokens: Sequence[int], blocks: Sequence[int] = (), *, seq_id: str = "a", start: int = 0, draws: int = 1, pad: bool = False
 ) -> Work:
     """A row that draws greedily."""
-    wanted = tuple(Draw(choice, 0, Sampling(temperature=0)) for choice in range(draws))
+    wanted = tuple(Draw(choice, Sampling(temperature=0)) for choice in range(draws))
     return Work(seq_id, start, array("i", tokens), array("i", blocks), wanted, pad)
 
 

@@ -20,6 +20,7 @@ def check(pool: BlockPool, index: PrefixIndex, sequences: Iterable[Sequence], bl
     assert pool.free == sum(count == 0 for count in counts.values()), "the free list differs from the counts"
     for sequence in alive:
         assert len(set(sequence.blocks)) == len(sequence.blocks), f"{sequence} holds a block twice"
+        assert sequence.room <= len(sequence.blocks) * block_size, f"{sequence} has more room than its blocks"
         assert sequence.computed <= len(sequence.blocks) * block_size, f"{sequence} computed more than its blocks hold"
         assert sequence.indexed * block_size <= sequence.computed, f"{sequence} indexed what is not computed"
     assert all(0 <= block < pool.total for block in index), "the index names a block that does not exist"

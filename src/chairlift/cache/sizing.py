@@ -35,10 +35,11 @@ def size_pool(
     free_bytes: int,
     max_model_len: int | None = None,
     kv_bytes: int | None = None,
+    share: float = DEFAULT_SHARE,
 ) -> KVSize:
     """The pool for a model of `context` tokens on a machine with `free_bytes` to spare.
 
-    Without `kv_bytes` it takes a quarter of what is free, but no more than `max_num_seqs` full contexts could use. Without
+    Without `kv_bytes` it takes a `share` of what is free, but no more than `max_num_seqs` full contexts could use. Without
     `max_model_len` the context shrinks to what fits, so that every request of a legal length can run.
     """
     if max_model_len is not None and max_model_len > context:
@@ -46,7 +47,7 @@ def size_pool(
     wanted = max_model_len or context
     block_bytes = token_bytes * block_size
     useful = max_num_seqs * math.ceil(wanted / block_size)
-    budget = kv_bytes if kv_bytes is not None else int(DEFAULT_SHARE * free_bytes)
+    budget = kv_bytes if kv_bytes is not None else int(share * free_bytes)
     num_blocks = min(useful, budget // block_bytes)
     if num_blocks < 1:
         raise ConfigError(f"the KV cache needs at least {block_bytes} bytes for one block; it was given {budget}")

@@ -91,6 +91,9 @@ def engine(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    device: options.Device = AUTO,
+    dtype: options.Dtype = AUTO,
+    attention_backend: options.AttentionBackend = AUTO,
     json: options.Json = None,
 ) -> None:
     """Measure how fast a model runs here, without HTTP.
@@ -123,6 +126,9 @@ def engine(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
     )
     compose.check_options(asked)
     console = user_console()
@@ -155,7 +161,7 @@ def _prepare(
             f" {opened.name} was made for {opened.description.context}"
         )
     fitted = compose.fit(opened, asked, free_bytes=free)
-    fitted = compose.resized(fitted, settings(fitted.config, workload), free_bytes=free)
+    fitted = compose.resized(fitted, settings(fitted.config, workload))
     loaded = compose.build(opened, fitted, asked, progress=where.progress, kernels=where.cache / compose.KERNELS)
     assert loaded.gauge is not None
     try:

@@ -36,6 +36,9 @@ def chat(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    device: options.Device = AUTO,
+    dtype: options.Dtype = AUTO,
+    attention_backend: options.AttentionBackend = AUTO,
     chat_template: options.ChatTemplateFile = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -56,6 +59,9 @@ def chat(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
     )
     options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))

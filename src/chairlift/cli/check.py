@@ -27,6 +27,9 @@ def check(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    device: options.Device = AUTO,
+    dtype: options.Dtype = AUTO,
+    attention_backend: options.AttentionBackend = AUTO,
     json: options.Json = None,
 ) -> None:
     """Say what a model is and whether it fits here.
@@ -49,6 +52,9 @@ def check(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
     )
     compose.check_options(asked)
     opened = registry.load(model, sources(user_console()))

@@ -132,7 +132,10 @@ MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
 Executor = Annotated[
     str,
-    typer.Option(metavar="cpu|reference", help="What computes: machine code for this processor, or NumPy to compare with."),
+    typer.Option(
+        metavar="cpu|torch|reference",
+        help="What computes: machine code for this processor, PyTorch (GPUs; needs the extra gpu), or NumPy to compare with.",
+    ),
 ]
 Threads = Annotated[
     int | None,
@@ -160,6 +163,24 @@ KvCacheDtype = Annotated[
         metavar="auto|f32|f16|bf16|int8",
         help="How keys and values are stored; auto: f16 where the processor converts it.",
     ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda[:N]",
+        help="Where --executor torch computes; auto: the first NVIDIA GPU, or the CPU if there is none.",
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|bfloat16|float16|float32",
+        help="Numbers of --executor torch; auto: bfloat16 on a GPU (float16 on old ones), float32 on the CPU.",
+    ),
+]
+AttentionBackend = Annotated[
+    str,
+    typer.Option(metavar="auto|reference", help="What computes attention with --executor torch; auto: the fastest there is."),
 ]
 KvLayout = Annotated[
     str,

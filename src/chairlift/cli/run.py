@@ -31,6 +31,9 @@ def run(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    device: options.Device = AUTO,
+    dtype: options.Dtype = AUTO,
+    attention_backend: options.AttentionBackend = AUTO,
     chat_template: options.ChatTemplateFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and rates to standard error afterwards.")] = False,
     json: options.Json = None,
@@ -56,6 +59,9 @@ def run(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
     )
     if system is not None and raw:
         raise typer.BadParameter("--raw completes the prompt as it is: there is no place for --system")

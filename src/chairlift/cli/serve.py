@@ -234,6 +234,9 @@ def serve(
     isa: options.Isa = AUTO,
     quantization: options.Quantization = AUTO,
     kv_cache_dtype: options.KvCacheDtype = AUTO,
+    device: options.Device = AUTO,
+    dtype: options.Dtype = AUTO,
+    attention_backend: options.AttentionBackend = AUTO,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -310,6 +313,9 @@ def serve(
         isa=isa,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )

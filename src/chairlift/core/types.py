@@ -131,6 +131,7 @@ class Sequence:
         "cached",
         "choice",
         "computed",
+        "draws",
         "finish",
         "followers",
         "id",
@@ -141,6 +142,7 @@ class Sequence:
         "place",
         "prompt_len",
         "request",
+        "room",
         "running",
         "started",
         "tokens",
@@ -156,6 +158,11 @@ class Sequence:
         self.prompt_len = len(request.prompt)
         self.computed = 0
         self.blocks = array("i")
+        """Never changed but replaced, as plans have them too."""
+        self.room = 0
+        """Up to so many tokens can be written into `blocks` without any more memory."""
+        self.draws: tuple[Draw, ...] = ()
+        """What every row of it that draws asks for, once that stays the same: it has no followers, and may draw any token."""
         self.cached = 0
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0
@@ -193,15 +200,16 @@ class Sequence:
 class Draw(NamedTuple):
     """One token that is wanted from the last position of a row. `banned` ids must not be drawn.
 
-    A row draws for its own sequence first, then for the choices that follow it, if there are any.
+    A row draws for its own sequence first, then for the choices that follow it, if there are any. Its `end` is the place of
+    what is drawn, which so is token `end - prompt_len` of the output; a draw says nothing of that, and stays the same from
+    step to step.
 
     `history` are the tokens of the sequence itself, which nobody but the scheduler changes, and which only ever grow behind
-    the `prompt_len + position` that this draw looks at; None stands for no tokens. `mask` says which ids are allowed at all:
-    bit `id % 32` of unsigned 32-bit word `id // 32` ("I") is set; None allows all.
+    the `end` that a draw looks at; None stands for no tokens. `mask` says which ids are allowed at all: bit `id % 32` of
+    unsigned 32-bit word `id // 32` ("I") is set; None allows all.
     """
 
     choice: int
-    position: int
     sampling: Sampling
     banned: frozenset[int] = frozenset()
     history: array[int] | None = None
@@ -233,6 +241,11 @@ class Work(NamedTuple):
     blocks: array[int]
     draws: tuple[Draw, ...] = ()
     pad: bool = False
+
+    @property
+    def end(self) -> int:
+        """Behind its last token: how many tokens its sequence has so far, and the place of the next one."""
+        return self.start + len(self.tokens)
 
 
 def drawn_for(work: Work) -> list[str]:

@@ -25,7 +25,7 @@ class LogitsExecutor(Protocol):
 
 def row(tokens: Sequence[int], blocks: Sequence[int], *, start: int = 0) -> Work:
     """A row whose last position is asked for its logits."""
-    return Work("", start, array("i", tokens), array("i", blocks), (Draw(0, 0, Sampling(temperature=0.0)),))
+    return Work("", start, array("i", tokens), array("i", blocks), (Draw(0, Sampling(temperature=0.0)),))
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

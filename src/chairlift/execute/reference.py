@@ -216,7 +216,7 @@ class ReferenceExecutor:
 
 
 def _drawn(work: Work, logits: Floats) -> Row:
-    tokens = tuple(sampler.draw(logits, draw) for draw in work.draws)
+    tokens = tuple(sampler.draw(logits, draw, work.end) for draw in work.draws)
     logprobs = tuple(
         sampler.logprobs(logits, token, draw.sampling.logprobs)
         for token, draw in zip(tokens, work.draws, strict=True)

@@ -36,10 +36,13 @@ _FIRST_GUESS = 256
 """How many candidates top-p sorts at first; it takes eight times as many whenever they do not suffice."""
 
 
-def draw(logits: NDArray[np.float32], wanted: Draw) -> int:
-    """The token for one draw from finite `logits` [vocab], which are left as they are. Raises NothingAllowed."""
+def draw(logits: NDArray[np.float32], wanted: Draw, place: int) -> int:
+    """The token for one draw from finite `logits` [vocab], which are left as they are. Raises NothingAllowed.
+
+    `place` is where the token goes, counted from the beginning of the prompt.
+    """
     sampling = wanted.sampling
-    logits = _excluding(_penalised(_biased(logits, wanted), wanted), wanted)
+    logits = _excluding(_penalised(_biased(logits, wanted), wanted, place), wanted)
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     scores = _scores(logits, sampling.temperature)
@@ -50,7 +53,7 @@ def draw(logits: NDArray[np.float32], wanted: Draw) -> int:
         ids = _nucleus(logits, scores, ids, sampling.top_p)
     if sampling.min_p > 0:
         ids = ids[np.exp(scores[ids]) >= sampling.min_p]
-    noisy = scores[ids] + noise.gumbel(noise.key(sampling.seed, wanted.choice, wanted.position), ids)
+    noisy = scores[ids] + noise.gumbel(noise.key(sampling.seed, wanted.choice, place - wanted.prompt_len), ids)
     return int(ids[np.argmax(noisy)])
 
 
@@ -74,12 +77,12 @@ def _biased(logits: NDArray[np.float32], wanted: Draw) -> NDArray[np.float32]:
     return biased
 
 
-def _penalised(logits: NDArray[np.float32], wanted: Draw) -> NDArray[np.float32]:
+def _penalised(logits: NDArray[np.float32], wanted: Draw, place: int) -> NDArray[np.float32]:
     sampling = wanted.sampling
     if not sampling.penalised or wanted.history is None:
         return logits
     # A copy: an array that NumPy looks into cannot grow, and this one must.
-    tokens = np.array(wanted.history[: wanted.prompt_len + wanted.position], dtype=np.int64)
+    tokens = np.array(wanted.history[:place], dtype=np.int64)
     known = (tokens >= 0) & (tokens < len(logits))
     counts = np.bincount(tokens[wanted.prompt_len :][known[wanted.prompt_len :]], minlength=len(logits))
     ids = np.unique(tokens[known])

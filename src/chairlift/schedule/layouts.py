@@ -3,6 +3,7 @@
 Knows what a scheduler asks of either; what is read through a table and what is not is the executors' business.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class Memory(Protocol):
         ...
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
-        """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free."""
+        """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free. It may write into them at once."""
         ...
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
@@ -108,7 +109,7 @@ class Contiguous:
     def seat(self, sequence: Sequence, match: Match) -> None:  # noqa: ARG002
         run = self.runs.take(self._run(sequence))
         self.pool.share(run)
-        sequence.blocks.extend(run)
+        sequence.blocks, sequence.room = array("i", run), len(run) * self._size
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
         assert tokens <= len(sequence.blocks) * self._size, f"{sequence} has all that it may need"
@@ -123,7 +124,7 @@ class Contiguous:
         if sequence.blocks:
             self.runs.release(_held(sequence))
         self.pool.release(sequence.blocks, worth=())
-        del sequence.blocks[:]
+        sequence.blocks, sequence.room = array("i"), 0
         sequence.computed = 0
 
     def enter(self, sequence: Sequence, computed: int) -> None: ...

@@ -4,6 +4,7 @@ Everything that changes `Sequence.blocks` is here, so that whoever asks for memo
 the paged layout, one of two (`layouts`).
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 
@@ -66,24 +67,25 @@ class Paged:
     def seat(self, sequence: Sequence, match: Match) -> None:
         """Gives it blocks for all tokens that it has, those of the match first."""
         self.pool.share(match.blocks)
-        sequence.blocks.extend(match.blocks)
+        sequence.blocks = array("i", match.blocks)
         sequence.computed = len(match.blocks) * self._size
         sequence.indexed, sequence.place = len(match.blocks), match.place
         self.grow(sequence, len(sequence.tokens))
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
-        """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free.
+        """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free. They are written to next.
 
         What is written next goes into blocks that nobody else holds: one that a fork shares is copied first.
         """
+        blocks = sequence.blocks[:]
         shared = self._to_copy(sequence)
         if shared is not None:
-            [copy] = self._take(1)
-            self._moves.append(Move("copy", sequence.blocks[shared], copy))
+            [blocks[shared]] = self._take(1)
+            self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
             self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index)
-            sequence.blocks[shared] = copy
-            self._forked.discard(sequence)
-        sequence.blocks.extend(self._take(self.lacks(sequence, tokens)))
+        self._forked.discard(sequence)
+        blocks.extend(self._take(max(0, self._blocks(tokens) - len(blocks))))
+        sequence.blocks, sequence.room = blocks, len(blocks) * self._size
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
         """Gives the follower all that its leader has computed, which is all it has.
@@ -93,7 +95,8 @@ class Paged:
         assert not sequence.missing, "blocks that are still to be written are not shared"
         self._forked |= {sequence, follower}
         self.pool.share(sequence.blocks)
-        follower.blocks.extend(sequence.blocks)
+        follower.blocks = sequence.blocks
+        sequence.room = follower.room = 0
         follower.computed = sequence.computed
         follower.indexed, follower.place = sequence.indexed, sequence.place
 
@@ -107,7 +110,7 @@ class Paged:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
         self._forked.discard(sequence)
         self.pool.release(sequence.blocks, worth=self.index)
-        del sequence.blocks[:]
+        sequence.blocks, sequence.room = array("i"), 0
         sequence.computed = 0
         sequence.indexed, sequence.place = 0, sequence.request.cache_salt
 

@@ -6,7 +6,7 @@ Split     how much of the step's token budget does each get?
 Headroom  how many blocks must stay free for a request to be admitted?
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -109,7 +109,7 @@ class Gate(Protocol):
 class Split(Protocol):
     """Divides the step's token budget. `behind`: somebody else may get tokens in this step after these."""
 
-    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> Iterable[tuple[Sequence, int]]:
         """Tokens for each running sequence, in the order in which they are to be served; who gets none is left out."""
         ...
 

@@ -42,10 +42,7 @@ PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 """The row of a step that must succeed if the executor is sound."""
 
 _record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-"""Makes a named tuple out of all its fields. Its class takes twice as long for the same, and three are made for every row."""
-
-Grant = tuple[Sequence, int]
-"""A sequence and the number of tokens that it gets in this step."""
+"""Makes a named tuple out of all its fields. Its class takes twice as long for the same, and two are made for every row."""
 
 
 class Scheduler:
@@ -133,13 +130,12 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
         why: Reason = "making_way" if preempted else "no_block"
-        grants = self._go_on(budget, preempted, behind=not preempted and self._somebody_fits(now))
-        budget -= sum(count for _, count in grants)
+        work: list[Work] = []
+        budget -= self._go_on(work, budget, preempted, behind=not preempted and self._somebody_fits(now))
         if preempted:  # memory that was just taken from one is not given to another
             self._held = self._first(why, now)
         else:
-            budget -= self._get_on(grants, budget, now)
-        work = [self._work(sequence, count) for sequence, count in grants]
+            budget -= self._get_on(work, budget, now)
         work += self._policy.gate.padding(budget)
         return work, preempted
 
@@ -314,25 +310,25 @@ class Scheduler:
 
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _go_on(self, budget: int, preempted: list[str], *, behind: bool) -> list[Grant]:
-        """Adds to `preempted` whoever loses his blocks."""
-        grants: list[Grant] = []
-        for grant in self._policy.split.share(self.running, budget, behind=behind):
-            sequence, count = grant
-            if preempted and sequence.id in preempted:
-                continue
+    def _go_on(self, work: list[Work], budget: int, preempted: list[str], *, behind: bool) -> int:
+        """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
+        spent = 0
+        for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
             tokens = sequence.computed + count
-            if not self._memory.lacks(sequence, tokens) or self._make_room(sequence, tokens, grants, preempted):
-                grants.append(grant)
-        return grants
+            if not sequence.running:  # it has lost its blocks to one before it
+                continue
+            if tokens <= sequence.room or self._make_room(sequence, tokens, work, preempted):
+                work.append(self._work(sequence, count))
+                spent += count
+        return spent
 
-    def _make_room(self, sequence: Sequence, tokens: int, grants: list[Grant], preempted: list[str]) -> bool:
+    def _make_room(self, sequence: Sequence, tokens: int, work: list[Work], preempted: list[str]) -> bool:
         """Gives the sequence the blocks for `tokens` in all. Preempts one of the worst that have no part in this step yet.
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
-        while (need := self._memory.lacks(sequence, tokens)) > self.pool.free:
-            planned = {other.id for other, _ in grants}
+        while self._memory.lacks(sequence, tokens) > self.pool.free:
+            planned = {row.seq_id for row in work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             victim = self._queue.victim(candidates, self._memory.recomputation)
@@ -340,13 +336,12 @@ class Scheduler:
             preempted.append(victim.id)
             if victim is sequence:
                 return False
-        if need:
-            self._memory.grow(sequence, tokens)
+        self._memory.grow(sequence, tokens)
         return True
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_on(self, grants: list[Grant], budget: int, now: float) -> int:
+    def _get_on(self, work: list[Work], budget: int, now: float) -> int:
         """Admits while gate, places, budget and memory allow it. Returns the tokens that were given.
 
         The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
@@ -362,7 +357,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            grants.append((sequence, count))
+            work.append(self._work(sequence, count))
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -421,18 +416,12 @@ class Scheduler:
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, sequence: Sequence, count: int) -> Work:
+        """The row of its next tokens, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
         end = sequence.computed = start + count
-        draws: tuple[Draw, ...] = ()
-        if end == len(tokens):  # the row reaches the last token, so its logits are those of the next one
-            request, position = sequence.request, end - sequence.prompt_len
-            banned = stopping.banned(request.stopping, position)
-            # The tokens themselves and no copy: they only grow, and a draw says how many of them it looks at.
-            draw = _record(Draw, (sequence.choice, position, request.sampling, banned, tokens, sequence.prompt_len, None))
-            draws = (draw,)
-            if sequence.followers:
-                draws += tuple(draw._replace(choice=follower.choice) for follower in sequence.followers)
-        return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks[:], draws, False))
+        # The row that reaches the last token draws: its logits are those of the next one.
+        draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
+        return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
 
     def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
@@ -530,6 +519,18 @@ class Scheduler:
         leader.followers = followers
         for follower in followers:
             follower.leader = leader
+
+
+def _draws(sequence: Sequence) -> tuple[Draw, ...]:
+    """For itself first, then for those that follow it."""
+    request = sequence.request
+    banned = stopping.banned(request.stopping, sequence.generated)
+    # The tokens themselves and no copy: they only grow, and a row says how many of them its draws look at.
+    own = Draw(sequence.choice, request.sampling, banned, sequence.tokens, sequence.prompt_len)
+    draws = (own, *(own._replace(choice=follower.choice) for follower in sequence.followers))
+    if not banned and not sequence.followers:
+        sequence.draws = draws
+    return draws
 
 
 def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:

@@ -1,7 +1,13 @@
 """How a step's token budget is divided. Knows how much each sequence misses; knows nothing of memory."""
 
+from collections.abc import Iterable
+from itertools import chain, repeat
+
 from chairlift.core.types import Sequence
 from chairlift.schedule.policy import Past, Split
+
+Share = tuple[Sequence, int]
+"""A sequence and its part of the step's tokens."""
 
 
 class Chunked:
@@ -15,20 +21,21 @@ class Chunked:
     def __init__(self, *, floor: int) -> None:
         self.floor = floor
 
-    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
-        shares, prompts = _next_tokens(running, budget)
-        budget -= len(shares)
-        chunks: list[int] = []
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> Iterable[Share]:
+        ready, prompts = _parted(running, budget)
+        budget -= len(ready)
+        counts: list[int] = []
         for position, sequence in enumerate(prompts, start=1):
-            chunks.append(self.chunk(sequence.missing, budget, behind=behind or position < len(prompts)))
-            budget -= chunks[-1]
-        for sequence, count in zip(prompts, chunks, strict=True):
+            counts.append(self.chunk(sequence.missing, budget, behind=behind or position < len(prompts)))
+            budget -= counts[-1]
+        chunks: list[Share] = []
+        for sequence, count in zip(prompts, counts, strict=True):
             # What was kept for those behind and not needed goes back to the first, unless somebody may still get on.
             more = 0 if behind else min(sequence.missing - count, budget)
             budget -= more
             if count + more:
-                shares.append((sequence, count + more))
-        return shares
+                chunks.append((sequence, count + more))
+        return chain(_one_each(ready), chunks)
 
     def starts(self, missing: int, budget: int) -> bool:  # noqa: ARG002
         return budget > 0
@@ -49,15 +56,16 @@ class Whole:
     def __init__(self, *, budget: int) -> None:
         self._budget = budget
 
-    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:  # noqa: ARG002
-        shares, prompts = _next_tokens(running, budget)
-        budget -= len(shares)
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> Iterable[Share]:  # noqa: ARG002
+        ready, prompts = _parted(running, budget)
+        budget -= len(ready)
+        chunks: list[Share] = []
         for sequence in prompts:
             if not budget:
                 break
-            shares.append((sequence, min(sequence.missing, budget)))
-            budget -= shares[-1][1]
-        return shares
+            chunks.append((sequence, min(sequence.missing, budget)))
+            budget -= chunks[-1][1]
+        return chain(_one_each(ready), chunks)
 
     def starts(self, missing: int, budget: int) -> bool:
         return budget > 0 and (missing <= budget or missing > self._budget)
@@ -74,18 +82,19 @@ class Balanced:
     Whoever may still get on counts as one more prompt.
     """
 
-    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
-        shares, prompts = _next_tokens(running, budget)
-        budget -= len(shares)
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> Iterable[Share]:
+        ready, prompts = _parted(running, budget)
+        budget -= len(ready)
         claims = len(prompts) + behind
+        chunks: list[Share] = []
         # The smallest needs come first, so that whatever they leave is there to be divided among the larger ones.
         for sequence in sorted(prompts, key=lambda sequence: sequence.missing):
             count = min(sequence.missing, -(-budget // claims))
             budget -= count
             claims -= 1
             if count:
-                shares.append((sequence, count))
-        return shares
+                chunks.append((sequence, count))
+        return chain(_one_each(ready), chunks)
 
     def starts(self, missing: int, budget: int) -> bool:  # noqa: ARG002
         return budget > 0
@@ -125,13 +134,13 @@ class Adaptive:
         """Tokens of prompts beside next tokens, in one step."""
         return int(self._allowance)
 
-    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
-        shares, prompts = _next_tokens(running, budget)
-        budget -= len(shares)
-        self._left = min(budget, self.allowance) if shares else budget
-        chunks = self._inner.share(prompts, self._left, behind=behind)
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> Iterable[Share]:
+        ready, prompts = _parted(running, budget)
+        budget -= len(ready)
+        self._left = min(budget, self.allowance) if ready else budget
+        chunks = list(self._inner.share(prompts, self._left, behind=behind))
         self._left -= sum(count for _, count in chunks)
-        return shares + chunks
+        return chain(_one_each(ready), chunks)
 
     def starts(self, missing: int, budget: int) -> bool:  # noqa: ARG002
         """Whatever `inner` says: a prompt that waits until it fits in one piece may never fit into the allowance."""
@@ -166,7 +175,7 @@ class PrefillFirst:
     def __init__(self, inner: Split) -> None:
         self._inner = inner
 
-    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> list[tuple[Sequence, int]]:
+    def share(self, running: list[Sequence], budget: int, *, behind: bool) -> Iterable[Share]:
         prompts = [sequence for sequence in running if sequence.missing > 1 or sequence.computed < sequence.prompt_len]
         return self._inner.share(prompts if prompts or behind else running, budget, behind=behind)
 
@@ -180,14 +189,13 @@ class PrefillFirst:
         self._inner.observe(past)
 
 
-def _next_tokens(running: list[Sequence], budget: int) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
-    """A token for each that misses one, as far as the budget goes; and those that miss more."""
-    ready: list[tuple[Sequence, int]] = []
-    prompts: list[Sequence] = []
-    for sequence in running:
-        missing = len(sequence.tokens) - sequence.computed  # `sequence.missing` without its call, as this is done for every row
-        if missing == 1:
-            ready.append((sequence, 1))
-        elif missing:
-            prompts.append(sequence)
+def _parted(running: list[Sequence], budget: int) -> tuple[list[Sequence], list[Sequence]]:
+    """Those that miss one token, as far as the budget goes, and those that miss more."""
+    # `sequence.missing` without its call, as this is done for everybody in every step.
+    ready = [sequence for sequence in running if len(sequence.tokens) - sequence.computed == 1]
+    prompts = [sequence for sequence in running if sequence.missing > 1] if len(ready) < len(running) else []
     return ready[:budget], prompts
+
+
+def _one_each(sequences: list[Sequence]) -> Iterable[Share]:
+    return zip(sequences, repeat(1))

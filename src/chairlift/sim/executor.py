@@ -39,9 +39,9 @@ class SimExecutor:
 
     def _row(self, work: Work) -> Row:
         lengths = (self._lengths.get(choice) for choice in drawn_for(work))
-        return Row(work.seq_id, tuple(map(_token, work.draws, lengths)))
+        return Row(work.seq_id, tuple(_token(draw, work.end, length) for draw, length in zip(work.draws, lengths, strict=True)))
 
 
-def _token(draw: Draw, length: int | None) -> int:
-    ends = length is not None and draw.position + 1 >= length
+def _token(draw: Draw, place: int, length: int | None) -> int:
+    ends = length is not None and place - draw.prompt_len + 1 >= length
     return END if ends and END not in draw.banned else WORD

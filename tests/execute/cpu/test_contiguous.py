@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpu_executors import CPU_BLOCK, EXACT, cpu_executor, in_pieces
+from cpu_executors import CPU_BLOCK, EXACT, cpu_executor
+from executor_cases import LENGTHS, in_pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def test_portable_code_gives_the_same_bits_too() -> None:
     same(runs(EVERYTHING, options, tokens, [0, LENGTH]), tables(EVERYTHING, EXACT, tokens, [0, LENGTH]))
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 128, 200])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_every_length_of_context_is_close_to_the_reference(length: int) -> None:
     weights, tokens = random_weights(PLAIN), random_tokens(length)
     blocks = range(40 - -(-length // CPU_BLOCK), 40)

@@ -31,7 +31,7 @@ def resident_bytes() -> int:
 
 def step(executor: CpuExecutor, number: int, rows: int, *, sampling: Sampling) -> None:
     work = tuple(
-        Work(str(r), number % 16, array("i", [number % 61]), array("i", [r]), (Draw(0, number, sampling),)) for r in range(rows)
+        Work(str(r), number % 16, array("i", [number % 61]), array("i", [r]), (Draw(0, sampling),)) for r in range(rows)
     )
     executor.launch(Plan(number, work))
     assert len(executor.collect().rows) == rows

@@ -5,32 +5,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpu_executors import CPU_BLOCK, EXACT, cpu_executor, in_pieces
+from cpu_executors import EXACT, cpu_executor
 from draws import mask_of
+from executor_cases import HEAD_DIMS, HEADS, IMPOSSIBLE, LENGTHS, in_pieces
+from executor_cases import reference_logits as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_kernels import HOST_ISAS
 from numpy.typing import NDArray
-from tiny_decoders import PLAIN, VARIANTS, ArrayWeights, masked, random_tokens, random_weights, row
+from tiny_decoders import PLAIN, VARIANTS, masked, random_tokens, random_weights, row
 
 from chairlift.core.errors import ConfigError
 from chairlift.core.types import Draw, Plan, Row, Sampling
 from chairlift.execute import sampler
 from chairlift.execute.cpu.executor import CpuOptions
-from chairlift.execute.reference import ReferenceExecutor
 from chairlift.models.description import Description, Layer, Rope
 
 EVERYTHING = VARIANTS["everything"]
 LENGTH = 45
 BLOCKS = [7, 2, 5]
 INT8 = replace(EXACT, quantization="int8")
-
-
-def reference(description: Description, weights: ArrayWeights, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [vocab] after a text."""
-    blocks = range(-(-len(tokens) // CPU_BLOCK))
-    executor = ReferenceExecutor.load(description, weights, num_blocks=len(blocks), block_size=CPU_BLOCK)
-    return executor.logits([row(tokens, blocks)])[0]
 
 
 def close(left: NDArray[np.floating], right: NDArray[np.floating]) -> None:
@@ -54,21 +48,21 @@ class TestAgainstTheReference:
         with cpu_executor(EVERYTHING, weights, options=replace(EXACT, isa=isa)) as executor:
             close(executor.logits([row(tokens, BLOCKS)])[0], reference(EVERYTHING, weights, tokens))
 
-    @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 128, 200])
+    @pytest.mark.parametrize("length", LENGTHS)
     def test_every_length_of_context(self, length: int) -> None:
         weights, tokens = random_weights(PLAIN), random_tokens(length)
         blocks = list(range(20, 0, -1))
         with cpu_executor(PLAIN, weights) as executor:
             close(executor.logits([row(tokens, blocks)])[0], reference(PLAIN, weights, tokens))
 
-    @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+    @pytest.mark.parametrize("head_dim", HEAD_DIMS)
     def test_every_size_of_head(self, head_dim: int) -> None:
         description = replace(PLAIN, head_dim=head_dim, attention_scale=head_dim**-0.5)
         weights, tokens = random_weights(description), random_tokens(LENGTH)
         with cpu_executor(description, weights) as executor:
             close(executor.logits([row(tokens, BLOCKS)])[0], reference(description, weights, tokens))
 
-    @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (9, 3), (8, 1), (32, 1)])
+    @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
     def test_every_ratio_of_heads(self, heads: int, kv_heads: int) -> None:
         description = replace(PLAIN, heads=heads, kv_heads=kv_heads)
         weights, tokens = random_weights(description), random_tokens(LENGTH)
@@ -219,7 +213,7 @@ class TestThePort:
         assert (result.step, [(answer.seq_id, len(answer.tokens)) for answer in result.rows]) == (7, [("one", 1), ("two", 2)])
 
     def test_the_draws_of_one_row_differ_by_their_choice(self) -> None:
-        draws = tuple(Draw(choice, 0, Sampling(temperature=10.0, seed=5)) for choice in range(20))
+        draws = tuple(Draw(choice, Sampling(temperature=10.0, seed=5)) for choice in range(20))
         with cpu_executor(PLAIN, random_weights(PLAIN)) as executor:
             executor.launch(Plan(0, (row([1, 2], [0])._replace(draws=draws),)))
             assert len(set(executor.collect().rows[0].tokens)) > 1
@@ -245,14 +239,14 @@ class TestThePort:
         assert [(answer.seq_id, answer.tokens) for answer in result.rows] == [("good", (7,))]
 
     def test_every_row_draws_and_tells_as_if_it_were_alone(self) -> None:
-        history = array("i", random_tokens(30))
+        history = array("i", random_tokens(6))
         draws = [
-            Draw(0, 20, Sampling(temperature=0, repetition_penalty=2.0), history=history, prompt_len=10),
-            Draw(0, 3, Sampling(seed=9, top_k=1, logprobs=5)),
-            Draw(0, 5, Sampling(frequency_penalty=1.2, logit_bias=((3, 5.0),), logprobs=0), history=history, prompt_len=9),
-            Draw(0, 0, Sampling(temperature=0), mask=mask_of(range(5, 30), PLAIN.vocab)),
+            Draw(0, Sampling(temperature=0, repetition_penalty=2.0), history=history, prompt_len=2),
+            Draw(0, Sampling(seed=9, top_k=1, logprobs=5)),
+            Draw(0, Sampling(frequency_penalty=1.2, logit_bias=((3, 5.0),), logprobs=0), history=history, prompt_len=1),
+            Draw(0, Sampling(temperature=0), mask=mask_of(range(5, 30), PLAIN.vocab)),
         ]
-        work = [row([10 + at], [at], seq_id=str(at))._replace(draws=(draw,)) for at, draw in enumerate(draws)]
+        work = [row(random_tokens(6, seed=at), [at], seq_id=str(at))._replace(draws=(draw,)) for at, draw in enumerate(draws)]
         answers: list[Row] = []
         for threads in (1, 2):
             with cpu_executor(PLAIN, random_weights(PLAIN), options=CpuOptions(threads=threads)) as executor:
@@ -275,24 +269,8 @@ class TestThePort:
 
     @pytest.mark.parametrize(
         "work",
-        [
-            row([], [0]),
-            row([-1], [0]),
-            row([61], [0]),
-            row([1] * 17, [0]),
-            row([1], [40]),
-            row([1], [-1]),
-            row([1], [0], start=16),
-        ],
-        ids=[
-            "no tokens",
-            "negative",
-            "beyond the vocabulary",
-            "too long",
-            "no such block",
-            "negative block",
-            "past its blocks",
-        ],
+        [*IMPOSSIBLE.values(), row([-1], [0]), row([61], [0])],
+        ids=[*IMPOSSIBLE, "negative", "beyond the vocabulary"],
     )
     def test_a_plan_that_cannot_be_is_our_own_mistake(self, work) -> None:
         with cpu_executor(PLAIN, random_weights(PLAIN)) as executor, pytest.raises(AssertionError):

@@ -1,16 +1,21 @@
-"""Triton's interpreter stands in for a GPU. Without torch or triton nothing here is collected."""
+"""Tests of the executor in PyTorch are collected where PyTorch is installed. Triton's kernels run in its interpreter here."""
 
-import importlib.util
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-# Triton looks at it when it is first imported.
-os.environ["TRITON_INTERPRET"] = "1"
+collect_ignore_glob = [] if find_spec("torch") else ["*"]
 
-collect_ignore_glob = [] if importlib.util.find_spec("torch") and importlib.util.find_spec("triton") else ["*"]
+# Before triton is imported: it looks only then.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if find_spec("torch"):
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)

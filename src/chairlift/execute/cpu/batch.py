@@ -95,7 +95,7 @@ class Batch:
         # The longest first, so that no thread begins one when the others are through.
         items.sort(key=_cost, reverse=True)
         flat = array("q", chain.from_iterable(items))
-        self.draws = Draws([row.draws for row in work if row.draws and not row.pad], vocab=self._vocab)
+        self.draws = Draws([(row.end, row.draws) for row in work if row.draws and not row.pad], vocab=self._vocab)
         self._arrays = {
             "token_ids": array("q", tokens),
             "positions": positions,

@@ -21,20 +21,21 @@ TOLD = 2
 class Draws:
     """The draws of all rows of logits, row by row, as `words`; `answers` has one place for each.
 
-    `bounds` says for every row where its draws begin and end. The histories of draws must not grow before the step is through:
-    nothing of them is copied.
+    A row is told by where its tokens end, which is the place of what is drawn from it, and by its draws. `bounds` says for
+    every row where its draws begin and end. The histories of draws must not grow before the step is through: nothing of them is
+    copied.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Draw]], *, vocab: int) -> None:
+    def __init__(self, rows: Sequence[tuple[int, Sequence[Draw]]], *, vocab: int) -> None:
         self._vocab = vocab
         self._kept: list[array[int] | array[float]] = []
         self._told: dict[int, array[float]] = {}
         self.words, self.bounds = array("q"), array("q")
         count = 0
-        for row, draws in enumerate(rows):
+        for row, (end, draws) in enumerate(rows):
             self.bounds.append(count)
             for draw in draws:
-                self.words.extend((row, *_drawing(draw), *self._changing(draw), *self._telling(draw, count)))
+                self.words.extend((row, *_drawing(draw, end), *self._changing(draw, end), *self._telling(draw, count)))
                 count += 1
             self.bounds.append(count)
         self.answers = array("q", bytes(8 * count))
@@ -45,12 +46,12 @@ class Draws:
             return ()
         return tuple(_logprobs(self._told[number]) for number in range(first, first + count) if number in self._told)
 
-    def _changing(self, draw: Draw) -> tuple[int, ...]:
+    def _changing(self, draw: Draw, end: int) -> tuple[int, ...]:
         """From `changed` to `presence`."""
         sampling = draw.sampling
         if not (draw.banned or draw.mask is not None or sampling.logit_bias or sampling.penalised):
             return _UNCHANGED
-        return (1, self._mask(draw), *self._banned(draw), *self._biased(sampling), *_looking_back(draw))
+        return (1, self._mask(draw), *self._banned(draw), *self._biased(sampling), *_looking_back(draw, end))
 
     def _mask(self, draw: Draw) -> int:
         if draw.mask is None:
@@ -86,12 +87,12 @@ class Draws:
         return content.buffer_info()[0]
 
 
-def _drawing(draw: Draw) -> tuple[int, ...]:
+def _drawing(draw: Draw, end: int) -> tuple[int, ...]:
     """From `temperature` to `key`."""
     sampling = draw.sampling
     if sampling.temperature == 0:
         return (0, 0, 0, 0, 0)
-    key = noise.key(sampling.seed, draw.choice, draw.position)
+    key = noise.key(sampling.seed, draw.choice, end - draw.prompt_len)
     return (
         double_word(sampling.temperature),
         max(sampling.top_k, 0),
@@ -101,17 +102,17 @@ def _drawing(draw: Draw) -> tuple[int, ...]:
     )
 
 
-def _looking_back(draw: Draw) -> tuple[int, ...]:
+def _looking_back(draw: Draw, end: int) -> tuple[int, ...]:
     """From `history` to `presence`. Only the repetition penalty looks at the prompt."""
     sampling, history = draw.sampling, draw.history
     if history is None or not sampling.penalised:
         return (0, 0, 0, 0, 0, 0)
     assert history.itemsize == 4, "a history consists of 32-bit ids"
-    assert draw.prompt_len + draw.position <= len(history), "a history that is too short"
+    assert draw.prompt_len <= end <= len(history), "a history that is too short"
     skipped = draw.prompt_len if sampling.repetition_penalty == 1 else 0
     return (
         history.buffer_info()[0] + 4 * skipped,
-        draw.prompt_len + draw.position - skipped,
+        end - skipped,
         draw.prompt_len - skipped,
         double_word(sampling.repetition_penalty),
         double_word(sampling.frequency_penalty),

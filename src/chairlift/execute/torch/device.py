@@ -1,0 +1,153 @@
+"""Where tensors live: picks the device and its type of numbers, moves bytes to it and back without waiting, marks moments.
+
+The only module that knows the name "cuda", and the only one that asks which kind of device it is. Knows nothing of models.
+"""
+
+import re
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chairlift.core.errors import ConfigError
+
+_AUTO, _CPU, _CUDA = "auto", "cpu", "cuda"
+_NUMBERED = re.compile(r"cuda(?::([0-9]{1,3}))?")
+_BFLOAT16_SINCE = (8, 0)
+"""Compute capability of the first generation that multiplies bfloat16 in its tensor cores (Ampere)."""
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Mark(Protocol):
+    """A moment in the work of a device."""
+
+    def wait(self) -> None:
+        """Returns when everything that was asked of the device before the mark is done."""
+        ...
+
+
+class _Past:
+    """A device that has done everything by the time it is asked for the next thing."""
+
+    def wait(self) -> None: ...
+
+
+class _Event:
+    """Behind what the current stream was asked for so far."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A processor with memory of its own, or the one that this program runs on."""
+
+    on: torch.device
+    """As PyTorch names it."""
+
+    @classmethod
+    def pick(cls, name: str) -> "Device":
+        """The device that "auto", "cpu", "cuda" or "cuda:1" names; "auto" is the first GPU, if there is one.
+
+        ConfigError for any other name, and for a GPU that is not there.
+        """
+        if name == _CPU or (name == _AUTO and not torch.cuda.is_available()):
+            return cls(torch.device(_CPU))
+        numbered = _NUMBERED.fullmatch(_CUDA if name == _AUTO else name)
+        if numbered is None:
+            raise ConfigError(f"device {name!r:.40} is unknown: it may be auto, cpu, cuda, or cuda:1 for the second one")
+        if torch.version.cuda is None:
+            raise ConfigError(f"device {name!r}: the installed PyTorch {torch.__version__} was built without CUDA")
+        count = torch.cuda.device_count()
+        index = int(numbered[1] or 0)
+        if index >= count:
+            there = "no CUDA device" if count == 0 else "only cuda:0" if count == 1 else f"only cuda:0 to cuda:{count - 1}"
+            raise ConfigError(f"device {name!r}: this machine has {there}")
+        return cls(torch.device(_CUDA, index))
+
+    @property
+    def words(self) -> str:
+        """As in "cuda:0 (NVIDIA H200)"."""
+        return f"{self.on} ({torch.cuda.get_device_name(self.on)})" if self._cuda else _CPU
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of weights, activations, keys and values. "auto" is bfloat16 where a GPU multiplies it, or else float16; on
+        the CPU it is float32.
+
+        ConfigError for an unknown name.
+        """
+        if name == _AUTO:
+            if not self._cuda:
+                return torch.float32
+            able = torch.cuda.get_device_capability(self.on) >= _BFLOAT16_SINCE
+            return torch.bfloat16 if able else torch.float16
+        if name not in _DTYPES:
+            raise ConfigError(f"dtype {name!r:.40} is unknown: it may be auto, {', '.join(_DTYPES)}")
+        return _DTYPES[name]
+
+    def active(self) -> AbstractContextManager[object]:
+        """Work of the current thread goes to this device. Kernels that are not PyTorch's own run on the current one."""
+        return torch.cuda.device(self.on) if self._cuda else nullcontext()
+
+    def free_bytes(self) -> int | None:
+        """Of the device's own memory; None if it works in that of the machine."""
+        return torch.cuda.mem_get_info(self.on)[0] if self._cuda else None
+
+    @property
+    def graphs(self) -> bool:
+        """A step can be captured once and be launched as a whole."""
+        return self._cuda
+
+    @property
+    def triton(self) -> bool:
+        """Triton's kernels run here: on a GPU, or in Triton's interpreter."""
+        if find_spec("triton") is None:
+            return False
+        if self._cuda:
+            return True
+        from triton import knobs
+
+        return bool(knobs.runtime.interpret)
+
+    def host(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Zeros in the machine's memory, from where the device can take them by itself."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """Copies out of a tensor of `host`, which must not change until a mark behind this has passed."""
+        target.copy_(source, non_blocking=True)
+
+    def put(self, values: NDArray[np.generic]) -> Tensor:
+        """A new tensor of the device. `values` may change at once."""
+        staged = self.host(*values.shape, dtype=torch.from_numpy(values).dtype)
+        staged.numpy()[...] = values
+        # Pinned memory that is dropped is given out again only after copies out of it are done (PyTorch's host allocator).
+        return staged.to(self.on, non_blocking=True)
+
+    def fetch(self, values: Tensor) -> Tensor:
+        """The machine's own copy of a tensor. It may be read when a mark behind this has passed."""
+        copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._cuda)
+        return copy.copy_(values, non_blocking=True)
+
+    def mark(self) -> Mark:
+        return _Event() if self._cuda else _Past()
+
+    def settle(self) -> None:
+        """Waits until the device has nothing to do."""
+        if self._cuda:
+            torch.cuda.synchronize(self.on)
+
+    @property
+    def _cuda(self) -> bool:
+        return self.on.type == _CUDA

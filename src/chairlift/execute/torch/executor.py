@@ -1,0 +1,276 @@
+"""The executor in PyTorch: asks the device for a step, and reads off what was drawn when the device has got there.
+
+Knows plans and results; the arithmetic is the decoder's, drawing the sampler's.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chairlift.core.costs import ModelCost
+from chairlift.core.types import Logprobs, Plan, Result, Row, Work
+from chairlift.execute.costs import model_cost
+from chairlift.execute.sampler import NOTHING_ALLOWED
+from chairlift.execute.torch.attention.backends import build as build_attention
+from chairlift.execute.torch.batch import PENDING, Batches
+from chairlift.execute.torch.decoder import Decoder, turns
+from chairlift.execute.torch.device import Device, Mark
+from chairlift.execute.torch.ops import TorchOps
+from chairlift.execute.torch.options import Choice
+from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, HostSampler
+from chairlift.execute.torch.weights import ModelWeights, read
+from chairlift.models.description import Description, Weights
+
+DEPTH = 2
+"""Steps that may be in flight at once."""
+
+_FEW_TOKENS = 32
+"""For fewer of them a loop is faster than NumPy."""
+
+FAILURES = {BROKEN: "the model's logits are not finite numbers", EXCLUDED: NOTHING_ALLOWED}
+
+
+class _Answers(NamedTuple):
+    """What the rows that draw got, in order of their draws; on the machine once the mark of its flight has passed."""
+
+    work: tuple[Work, ...]
+    tokens: Tensor
+    failed: Tensor
+    logprobs: tuple[Logprobs | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A plan that was launched."""
+
+    step: int
+    began: float
+    mark: Mark
+    foreign: tuple[tuple[str, str], ...]
+    answers: _Answers | None
+
+
+class TorchExecutor:
+    """Computes plans on a device. `launch` asks for a step and returns, `collect` waits for the oldest one.
+
+    Two plans may be in flight. A row of the later one may then end with the token PENDING: the one that the same sequence
+    draws in the plan before. If anything raises, all that was launched is dropped, and the next plan begins anew.
+
+    A row with tokens that the model does not have, whose logits are not finite numbers, or that may draw nothing, is reported
+    as failed; the others are not touched by it.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        *,
+        device: Device,
+        decoder: Decoder,
+        batches: Batches,
+        sampler: HostSampler,
+        kv: Tensor,
+        cost: ModelCost,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.cost = cost
+        self.computed = (0.0, 0.0)
+        self._description, self._device, self._decoder, self._batches = description, device, decoder, batches
+        self._sampler, self._kv, self._clock = sampler, kv, clock
+        self._flights: deque[_Flight] = deque()
+        self._drawn = torch.zeros(1, dtype=torch.int64, device=device.on)
+        self._drawn_by: dict[str, int] = {}
+        """Where in `_drawn`, the tokens of the last plan, those are that rows drew for their own sequences."""
+
+    @classmethod
+    def load(
+        cls,
+        description: Description,
+        weights: Weights,
+        *,
+        choice: Choice,
+        num_blocks: int,
+        block_size: int,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int | None = None,
+        on_tensor: Callable[[int, int], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> "TorchExecutor":
+        """Reads all weights. `max_tokens` and `max_rows` are the tokens and rows of the largest step there will be.
+
+        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `on_tensor(done,
+        total)` follows the reading.
+        """
+        device, dtype = choice.device, choice.dtype
+        longest = max_model_len or num_blocks * block_size
+        with device.active(), torch.inference_mode():
+            held = read(description, weights, device=device, dtype=dtype, on_tensor=on_tensor)
+            shape = (len(description.layers), num_blocks, 2, block_size, description.kv_heads, description.head_dim)
+            # Left unwritten on purpose: nobody reads what nobody has written.
+            kv = torch.empty(shape, dtype=dtype, device=device.on)
+            decoder = Decoder(
+                description,
+                held,
+                turns=turns(description, positions=max(longest, max_tokens), device=device),
+                kv=kv,
+                ops=TorchOps(),
+                attention=build_attention(choice.attention, scale=description.attention_scale),
+            )
+            batches = Batches(
+                device,
+                max_tokens=max_tokens,
+                max_rows=max_rows,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                most_blocks=-(-longest // block_size),
+                flights=DEPTH,
+            )
+            return cls(
+                description,
+                device=device,
+                decoder=decoder,
+                batches=batches,
+                sampler=HostSampler(device),
+                kv=kv,
+                cost=_cost(description, held, kv),
+                clock=clock,
+            )
+
+    def launch(self, plan: Plan) -> None:
+        assert len(self._flights) < DEPTH, "too many plans have not been collected"
+        try:
+            with self._device.active(), torch.inference_mode():
+                self._flights.append(self._start(plan))
+        except BaseException:
+            self._drop()
+            raise
+
+    def collect(self) -> Result:
+        assert self._flights, "nothing was launched"
+        flight = self._flights[0]
+        try:
+            with self._device.active():
+                flight.mark.wait()
+        except BaseException:
+            self._drop()
+            raise
+        self._flights.popleft()
+        ended = self._clock()
+        # The device takes one plan after another: this one began when the one before it was done.
+        self.computed = (max(flight.began, self.computed[1]), ended)
+        rows, failed = _told(flight.answers)
+        return Result(flight.step, rows, (*flight.foreign, *failed), ended - self.computed[0])
+
+    @property
+    def threads(self) -> None:
+        """PyTorch chooses them."""
+
+    @property
+    def isa(self) -> None:
+        """PyTorch chooses it."""
+
+    def limits(self) -> None:
+        """There is no measurement of a device yet."""
+
+    def close(self) -> None:
+        """Waits for what is in flight. Memory goes with the object."""
+        self._drop()
+
+    def logits(self, work: Sequence[Work]) -> NDArray[np.float32]:
+        """Computes rows and stores their keys and values. Logits [rows that draw, vocab] of the last positions."""
+        assert not self._flights, "a plan is in flight"
+        if not work:
+            return np.empty((0, self._description.vocab), dtype=np.float32)
+        with self._device.active(), torch.inference_mode():
+            assert all(self._known(row) for row in work), "a token id outside the vocabulary"
+            batch = self._batches.fill(work, self._drawn, {})
+            return self._decoder.logits(self._decoder.hidden(batch)).cpu().numpy()
+
+    def _start(self, plan: Plan) -> _Flight:
+        began = self._clock()
+        for move in plan.moves:
+            self._kv[:, move.target] = self._kv[:, move.source]
+        foreign = [work for work in plan.work if not self._known(work)]
+        work = [row for row in plan.work if row not in foreign] if foreign else plan.work
+        answers = self._compute(work) if work else None
+        told = f"a token is none of the model's {self._description.vocab}"
+        failed = tuple((row.seq_id, told) for row in foreign if not row.pad)
+        return _Flight(plan.step, began, self._device.mark(), failed, answers)
+
+    def _compute(self, work: Sequence[Work]) -> _Answers | None:
+        batch = self._batches.fill(work, self._drawn, self._drawn_by)
+        hidden = self._decoder.hidden(batch)
+        drawing = tuple(row for row in work if row.draws and not row.pad)
+        if not drawing:
+            self._drawn_by = {}
+            return None
+        logits = self._decoder.logits(hidden)
+        draws = [draw for row in drawing for draw in row.draws]
+        rows = [at for at, row in enumerate(drawing) for _ in row.draws]
+        drawn = self._sampler.draw(logits, draws, rows, batch.pending)
+        self._drawn, self._drawn_by = drawn.tokens, _first_draws(drawing)
+        return _Answers(drawing, self._device.fetch(drawn.tokens), self._device.fetch(drawn.failed), drawn.logprobs)
+
+    def _known(self, row: Work) -> bool:
+        """Whether the model has all tokens of a row. One that is pending will be its own."""
+        tokens = row.tokens
+        if tokens and tokens[-1] == PENDING and row.seq_id in self._drawn_by:
+            tokens = tokens[:-1]
+        if len(tokens) < _FEW_TOKENS:
+            return min(tokens, default=0) >= 0 and max(tokens, default=0) < self._description.vocab
+        # Read as unsigned numbers, so that negative ones are too large.
+        return int(np.frombuffer(tokens, dtype=np.uint32).max()) < self._description.vocab
+
+    def _drop(self) -> None:
+        """Whatever is in flight is nobody's any more, and its buffers are free."""
+        self._flights.clear()
+        self._drawn_by = {}
+        self._device.settle()
+
+
+def _told(answers: _Answers | None) -> tuple[tuple[Row, ...], tuple[tuple[str, str], ...]]:
+    """Rows that were drawn, and those that failed with what went wrong."""
+    if answers is None:
+        return (), ()
+    tokens, codes = answers.tokens.tolist(), answers.failed.tolist()
+    rows: list[Row] = []
+    failed: list[tuple[str, str]] = []
+    first = 0
+    for work in answers.work:
+        end = first + len(work.draws)
+        code = max(codes[first:end])
+        if code:
+            failed.append((work.seq_id, FAILURES[code]))
+        else:
+            logprobs = tuple(one for one in answers.logprobs[first:end] if one is not None)
+            rows.append(Row(work.seq_id, tuple(tokens[first:end]), logprobs))
+        first = end
+    return tuple(rows), tuple(failed)
+
+
+def _first_draws(drawing: Sequence[Work]) -> dict[str, int]:
+    """A row draws for its own sequence first."""
+    firsts: dict[str, int] = {}
+    first = 0
+    for row in drawing:
+        firsts[row.seq_id] = first
+        first += len(row.draws)
+    return firsts
+
+
+def _cost(description: Description, weights: ModelWeights, kv: Tensor) -> ModelCost:
+    layers, blocks, _, block_size = kv.shape[:4]
+    return model_cost(
+        description,
+        body_bytes=weights.norm.nbytes + sum(layer.nbytes for layer in weights.layers),
+        head_bytes=weights.head.nbytes,
+        token_bytes=weights.embed.nbytes // description.vocab,
+        position_bytes=kv.nbytes // (layers * blocks * block_size),
+    )
