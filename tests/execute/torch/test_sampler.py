@@ -17,11 +17,16 @@ from chairlift.core.types import Draw, Logprobs, Sampling
 from chairlift.execute import noise, sampler
 from chairlift.execute.torch import draws as describing
 from chairlift.execute.torch.draws import Wanted
+from chairlift.execute.torch.kernels.sampler import TritonSampler
 from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, FINE, Drawn, Sampler, TorchSampler
 
 Case = tuple[NDArray[np.float32], Draw, int]
 
-SAMPLERS: list[Sampler] = [TorchSampler()]
+SAMPLERS = [
+    pytest.param(TorchSampler(), id="torch"),
+    # Rows of many parts, of which the last one is not full.
+    pytest.param(TritonSampler(block=16), id="triton"),
+]
 CLEAR = np.array([0.5, 3.0, -2.0, 1.0, 2.5], dtype=np.float32)
 GREEDY = Sampling(temperature=0)
 

@@ -187,7 +187,7 @@ def _keep_nucleus(logits: Tensor, nuclei: Nuclei, best: Tensor) -> None:
     ranked = _ranked(rows)
     sorted_, order = ranked.sort(dim=1, descending=True)
     scores = (rows.double() - best.double()) / nuclei.temperatures.unsqueeze(1)
-    masses = (scores.exp() * 2.0**MASS_BITS).round().long()
+    masses = (scores.exp() * 2.0**MASS_BITS + 0.5).floor().long()
     reached = masses.gather(1, order).cumsum(dim=1)
     total = reached[:, -1:]
     wanted = (nuclei.masses.unsqueeze(1) * total).ceil().long().clamp(min=1)
