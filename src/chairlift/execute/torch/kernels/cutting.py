@@ -18,6 +18,8 @@ from chairlift.execute.torch.kernels.variants import Variant
 
 _LEVELS = tl.constexpr(8)
 _DIGITS = tl.constexpr(16)
+_PART = 256
+"""Logits that a program counts at a time: one a thread."""
 
 
 @triton.jit
@@ -62,6 +64,7 @@ def _weigh(
     level,
     MASSES: tl.constexpr,
     BLOCK: tl.constexpr,
+    PART: tl.constexpr,
 ):
     cut, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     prefix, need = _descended(prefixes, wanted, weights, limits, cut, level, MASSES)
@@ -69,25 +72,28 @@ def _weigh(
         tl.store(prefixes + cut * (_LEVELS + 1) + level, prefix)
         tl.store(wanted + cut * (_LEVELS + 1) + level, need)
     draw = tl.load(draws + cut)
-    ids = split * BLOCK + tl.arange(0, BLOCK)
-    logit = tl.load(logits + draw * vocab + ids, mask=ids < vocab, other=float("-inf"))
-    # In two shifts, as the first level would have to shift by all 32 bits at once.
-    rest = ordered(logit) >> tl.cast(28 - 4 * level, tl.uint32)
-    begins = ((rest >> 4).to(tl.int64) == prefix) & (ids < vocab)
-    digit = (rest & 15).to(tl.int32)
-    if tl.sum(begins.to(tl.int32), 0) > 0:
+    places = tl.arange(0, _DIGITS)
+    totals, counts = tl.full([PART, _DIGITS], 0, tl.int64), tl.full([PART, _DIGITS], 0, tl.int32)
+    for start in range(0, BLOCK, PART):
+        ids = split * BLOCK + start + tl.arange(0, PART)
+        logit = tl.load(logits + draw * vocab + ids, mask=ids < vocab, other=float("-inf"))
+        # In two shifts, as the first level would have to shift by all 32 bits at once.
+        rest = ordered(logit) >> tl.cast(28 - 4 * level, tl.uint32)
+        begins = ((rest >> 4).to(tl.int64) == prefix) & (ids < vocab)
+        # No place at all is one that none of the digits stands for.
+        digit = tl.where(begins, (rest & 15).to(tl.int32), _DIGITS)
+        has = digit[:, None] == places[None, :]
+        counts += has.to(tl.int32)
         if MASSES:
             weight = mass(scored(logit, tl.load(best + draw), tl.load(temperatures + cut)))
-        else:
-            weight = tl.full([BLOCK], 1, tl.int64)
-        for one in tl.static_range(_DIGITS):
-            has = begins & (digit == one)
-            total = tl.sum(tl.where(has, weight, 0), 0)
-            tl.atomic_add(weights + (cut * _LEVELS + level) * _DIGITS + one, total, mask=total != 0, sem="relaxed")
-            if level == _LEVELS - 1:
-                tl.store(equals + (cut * splits + split) * _DIGITS + one, tl.sum(has.to(tl.int32), 0))
-    elif level == _LEVELS - 1:
-        tl.store(equals + (cut * splits + split) * _DIGITS + tl.arange(0, _DIGITS), tl.zeros([_DIGITS], tl.int32))
+            totals += tl.where(has, weight[:, None], 0)
+    found = tl.sum(counts, 0)
+    total = found.to(tl.int64)
+    if MASSES:
+        total = tl.sum(totals, 0)
+    tl.atomic_add(weights + (cut * _LEVELS + level) * _DIGITS + places, total, mask=total != 0, sem="relaxed")
+    if level == _LEVELS - 1:
+        tl.store(equals + (cut * splits + split) * _DIGITS + places, found)
 
 
 @triton.jit
@@ -158,6 +164,7 @@ def _keep(
             level,
             MASSES=masses,
             BLOCK=block,
+            PART=min(block, _PART),
             num_warps=8,
             enable_fp_fusion=False,
         )
@@ -185,7 +192,7 @@ def _variants(*, masses: bool) -> tuple[Variant, Variant]:
     scoring = {"best": "*fp32", "temperatures": "*fp64" if masses else "*fp32", "level": "i32"}
     constants = {"MASSES": masses, "BLOCK": 4096}
     return (
-        Variant(f"{name} digit", _weigh, {**shared, **scoring}, constants, num_warps=8, fusion=False),
+        Variant(f"{name} digit", _weigh, {**shared, **scoring}, {**constants, "PART": _PART}, num_warps=8, fusion=False),
         Variant(f"{name} cut", _cut, shared, {**constants, "SPLITS": 64}, num_warps=8, fusion=False),
     )
 
