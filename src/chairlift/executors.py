@@ -223,7 +223,9 @@ class _Torch:
         from chairlift.execute.torch import options as torch_options
 
         self._model, self._options = model, options
-        self._choice = torch_options.resolve(options.device, options.dtype, options.attention_backend)
+        self._choice = torch_options.resolve(
+            options.device, options.dtype, options.attention_backend, head_dim=model.description.head_dim
+        )
 
     @property
     def computes(self) -> Computes:
@@ -238,7 +240,7 @@ class _Torch:
         options, description = self._options, self._model.description
         return footprint(
             description,
-            itemsize=self._choice.dtype.itemsize,
+            self._choice,
             max_tokens=options.max_num_batched_tokens,
             max_rows=options.max_num_seqs,
             longest=options.max_model_len or description.context,

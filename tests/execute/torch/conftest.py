@@ -13,9 +13,9 @@ collect_ignore_glob = [] if find_spec("torch") else ["*"]
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if find_spec("torch"):
-    import torch
+    from torch_executors import one_thread
 
-    torch.set_num_threads(1)
+    one_thread()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -105,6 +105,11 @@ class Device:
         return torch.cuda.mem_get_info(self.on)[0] if self._cuda else None
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """A GPU's compute capability. None for any other processor."""
+        return torch.cuda.get_device_capability(self.on) if self._cuda else None
+
+    @property
     def graphs(self) -> bool:
         """A step can be captured once and be launched as a whole."""
         return self._cuda
@@ -119,6 +124,11 @@ class Device:
         from triton import knobs
 
         return bool(knobs.runtime.interpret)
+
+    @property
+    def fused(self) -> bool:
+        """Triton's kernels are the faster way here. Its interpreter is none."""
+        return self._cuda and self.triton
 
     def host(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Zeros in the machine's memory, from where the device can take them by itself."""

@@ -4,21 +4,26 @@ Knows rows, blocks and windows; what the keys are is the decoder's business.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
-from chairlift.execute.torch.batch import Batch
+from chairlift.execute.torch.attention.rows import Rows
 
 
 class ReferenceAttention:
-    """Gathers the blocks of a row, then `scaled_dot_product_attention`. Nothing beyond the row's context is ever read."""
+    """Gathers the blocks of a row, then `scaled_dot_product_attention`. Nothing beyond the row's context is ever read.
+
+    It loops over rows by the host's copies of their lengths, so it never waits for the device, and cannot be captured.
+    """
 
     def __init__(self, *, scale: float) -> None:
         self._scale = scale
-        self._batch: Batch | None = None
+        self._batch: Rows | None = None
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
-    def plan(self, batch: Batch) -> None:
+    def plan(self, batch: Rows) -> None:
         self._batch = batch
+        self._masks.clear()
 
     def run(self, layer: int, queries: Tensor, kv: Tensor, window: int | None) -> Tensor:  # noqa: ARG002  (all are alike here)
         batch = self._batch
@@ -39,11 +44,20 @@ class ReferenceAttention:
             queries.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
-            attn_mask=_mask(len(queries), len(keys), window, queries.device),
+            attn_mask=self._mask(len(queries), len(keys), window, queries.device),
             scale=self._scale,
             enable_gqa=True,
         )
         return mixed[0].transpose(0, 1)
+
+    def _mask(self, queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+        """[queries, keys]: which are seen. The last query is at the last key. None if all are."""
+        if queries == 1:
+            return None
+        wanted = (queries, keys, window)
+        if wanted not in self._masks:
+            self._masks[wanted] = _mask(queries, keys, window, device)
+        return self._masks[wanted]
 
 
 def _seen(kv: Tensor, table: Tensor, start: int, end: int, window: int | None) -> Tensor:
@@ -55,9 +69,6 @@ def _seen(kv: Tensor, table: Tensor, start: int, end: int, window: int | None) -
     return blocks.transpose(0, 1).flatten(1, 2)[:, first - lowest * size : end - lowest * size]
 
 
-def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[queries, keys]: which are seen. The last query is at the last key. None if all are."""
-    if queries == 1:
-        return None
+def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     behind = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
     return behind >= 0 if window is None else (behind >= 0) & (behind < window)

@@ -1,0 +1,41 @@
+"""Executors in PyTorch over small decoders, on the CPU unless a test asks for more."""
+
+import torch
+from executor_cases import CASE_BLOCK, CASE_BLOCKS
+
+from chairlift.execute.torch.executor import TorchExecutor
+from chairlift.execute.torch.options import Choice, resolve
+from chairlift.models.description import Description, Weights
+
+PLAIN_CHOICE = resolve("cpu", "float32", "reference")
+
+
+def choice(dtype: str = "float32", *, device: str = "cpu", attention: str = "reference") -> Choice:
+    return resolve(device, dtype, attention)
+
+
+def torch_executor(
+    description: Description,
+    weights: Weights,
+    *,
+    num_blocks: int = CASE_BLOCKS,
+    block_size: int = CASE_BLOCK,
+    max_tokens: int = 512,
+    max_rows: int = 16,
+    choice: Choice = PLAIN_CHOICE,
+) -> TorchExecutor:
+    """In float32 on the CPU, and with attention row by row, unless `choice` says something else."""
+    return TorchExecutor.load(
+        description,
+        weights,
+        choice=choice,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+    )
+
+
+def one_thread() -> None:
+    """More of them would only wait for each other: the tensors of tests are small."""
+    torch.set_num_threads(1)
