@@ -240,7 +240,7 @@ class _Torch:
         options, description = self._options, self._model.description
         return footprint(
             description,
-            itemsize=self._choice.dtype.itemsize,
+            self._choice,
             max_tokens=options.max_num_batched_tokens,
             max_rows=options.max_num_seqs,
             longest=options.max_model_len or description.context,

@@ -1,4 +1,4 @@
-"""Transformers' models, tiny and random or built from a model of ours. The only test module that imports torch at its top."""
+"""Transformers' models, tiny and random or built from a model of ours. It imports torch at its top, and so may only be imported where that is."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -84,6 +84,8 @@ def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
         "tokenizer": model.tokenizer.kind,
         "chat_template": bool(model.tokenizer.templates),
         "executor": fit.computes.executor,
+        "device": fit.computes.device,
+        "kernels": fit.computes.kernels,
         "isa": fit.computes.isa,
         "threads": fit.computes.threads,
         "weights": fit.computes.weights,

@@ -180,7 +180,10 @@ Dtype = Annotated[
 ]
 AttentionBackend = Annotated[
     str,
-    typer.Option(metavar="auto|reference", help="What computes attention with --executor torch; auto: the fastest there is."),
+    typer.Option(
+        metavar="auto|flashinfer|triton|reference",
+        help="What computes attention with --executor torch; auto: the fastest there is.",
+    ),
 ]
 KvLayout = Annotated[
     str,

@@ -4,11 +4,13 @@ Knows rows, positions, blocks and slots; knows nothing of layers and of drawing.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.types import Work
@@ -23,8 +25,9 @@ class Batch:
     """One step. Tokens of all rows lie one after another, those of row r from `bounds[r]` to `bounds[r + 1]`.
 
     The last token of a row sees `contexts[r]` positions, itself included, which lie in the blocks `tables[r]`; what a table
-    has beyond them means nothing. A row that sees nothing (0) is a pad. Token t of a row of n tokens has position
-    `contexts[r] - n + t`, and its keys and values go to `slots`, counted in positions from the first block; -1: nowhere.
+    has beyond them means nothing. Token t of a row of n tokens has position `contexts[r] - n + t`, and its keys and values go
+    to `slots`, counted in positions from the first block; -1: nowhere. The padding of all rows together is the last row, which
+    sees nothing (0) and goes nowhere.
     """
 
     tokens: Tensor
@@ -59,13 +62,16 @@ class Batch:
         return max(self.seen)
 
 
-class _Host:
-    """What the device's buffers are filled from."""
+class _Buffers:
+    """The numbers of a step. They lie in few pieces, as every piece is a copy to the device."""
 
-    def __init__(self, device: Device, longs: int, ints: int, rows: int, most_blocks: int) -> None:
-        self.longs = device.host(longs, dtype=torch.int64)
-        self.ints = device.host(ints, dtype=torch.int32)
-        self.tables = device.host(rows, most_blocks, dtype=torch.int32)
+    def __init__(self, longs: Tensor, ints: Tensor, tables: Tensor, *, max_tokens: int, max_rows: int) -> None:
+        self.longs, self.ints, self.tables = longs, ints, tables
+        self.tokens, self.positions, self.slots, self.sources = longs[: 4 * max_tokens].view(4, max_tokens).unbind()
+        self.last = longs[4 * max_tokens :]
+        self.bounds, self.contexts = ints[: max_rows + 1], ints[max_rows + 1 :]
+        self.kept: list[array[int] | None] = [None] * max_rows
+        """Whose blocks stand in `tables`. Arrays of blocks are never changed, but replaced."""
 
 
 class Batches:
@@ -86,16 +92,23 @@ class Batches:
         most_blocks: int,
         flights: int,
     ) -> None:
+        """`max_rows` without the one of padding. No row has more than `most_blocks` blocks."""
         self._device = device
         self._max_tokens, self._max_rows, self._most_blocks = max_tokens, max_rows, most_blocks
         self._num_blocks, self._block_size = num_blocks, block_size
-        sizes = (4 * max_tokens + max_rows, 2 * max_rows + 1)
-        self._hosts = [_Host(device, *sizes, max_rows, most_blocks) for _ in range(flights)]
-        self._longs, self._ints = (
-            torch.zeros(size, dtype=kind, device=device.on)
-            for size, kind in zip(sizes, (torch.int64, torch.int32), strict=True)
-        )
-        self._tables = torch.zeros((max_rows, most_blocks), dtype=torch.int32, device=device.on)
+        rows = max_rows + 1
+        longs, ints = 4 * max_tokens + rows, 2 * rows + 1
+
+        def buffers(zeros: Callable[..., Tensor]) -> _Buffers:
+            pieces = (
+                zeros(longs, dtype=torch.int64),
+                zeros(ints, dtype=torch.int32),
+                zeros(rows, most_blocks, dtype=torch.int32),
+            )
+            return _Buffers(*pieces, max_tokens=max_tokens, max_rows=rows)
+
+        self._hosts = [buffers(device.host) for _ in range(flights)]
+        self._own = buffers(partial(torch.zeros, device=device.on))
         self._turn = 0
 
     def fill(self, work: Sequence[Work], drawn: Tensor, drawn_by: Mapping[str, int]) -> Batch:
@@ -104,74 +117,87 @@ class Batches:
         The buffers are used again: what was asked of the device before this must be about the last batch, what comes after it
         about this one.
         """
-        host = self._hosts[self._turn]
+        host, own = self._hosts[self._turn], self._own
         self._turn = (self._turn + 1) % len(self._hosts)
-        counts = [len(row.tokens) for row in work]
-        seen = [0 if row.pad else row.start + count for row, count in zip(work, counts, strict=True)]
-        total, rows = sum(counts), len(work)
-        self._check(work, counts, total)
-        pending = self._write(host, work, counts, seen, drawn_by)
-        self._device.upload(self._longs, host.longs)
-        self._device.upload(self._ints, host.ints)
-        self._device.upload(self._tables[:rows], host.tables[:rows])
-        tokens, positions, slots, sources = (self._longs[at * self._max_tokens :][:total] for at in range(4))
-        drawing = sum(bool(row.draws) and not row.pad for row in work)
-        last = self._longs[4 * self._max_tokens :][:drawing]
+        rows = [row for row in work if not row.pad]
+        counts, seen = [len(row.tokens) for row in rows], [row.end for row in rows]
+        self._check(work, rows)
+        self._write_rows(host, rows, counts, seen)
+        pending = self._write_sources(host, rows, drawn_by)
+        padding = sum(len(row.tokens) for row in work if row.pad)
+        if padding:
+            self._write_padding(host, sum(counts), padding, len(rows))
+            counts.append(padding)
+            seen.append(0)
+        total, height = sum(counts), len(counts)
+        self._device.upload(own.longs, host.longs)
+        self._device.upload(own.ints, host.ints)
+        self._device.upload(own.tables[:height], host.tables[:height])
+        tokens, last = own.tokens[:total], own.last[: sum(bool(row.draws) for row in rows)]
         if pending:
+            sources = own.sources[:total]
             torch.where(sources >= 0, drawn[sources.clamp(min=0)], tokens, out=tokens)
         return Batch(
             tokens=tokens,
-            positions=positions,
-            slots=slots,
-            bounds=self._ints[: rows + 1],
-            contexts=self._ints[self._max_rows + 1 :][:rows],
-            tables=self._tables[:rows],
+            positions=own.positions[:total],
+            slots=own.slots[:total],
+            bounds=own.bounds[: height + 1],
+            contexts=own.contexts[:height],
+            tables=own.tables[:height],
             last=last,
-            pending=torch.where(sources[last] >= 0, tokens[last], PENDING) if pending else None,
+            pending=torch.where(own.sources[last] >= 0, tokens[last], PENDING) if pending else None,
             counts=tuple(counts),
             seen=tuple(seen),
         )
 
-    def _write(
-        self, host: _Host, work: Sequence[Work], counts: list[int], seen: list[int], drawn_by: Mapping[str, int]
-    ) -> bool:
-        """Whether any token is pending."""
-        longs, ints, tables = host.longs.numpy(), host.ints.numpy(), host.tables.numpy()
-        total, rows, size = sum(counts), len(work), self._block_size
-        tokens, positions, slots, sources = (longs[at * self._max_tokens :][:total] for at in range(4))
-        bounds = ints[: rows + 1]
-        np.cumsum(counts, out=bounds[1:])
-        ints[self._max_rows + 1 :][:rows] = seen
-        joined = array("i")
-        for at, row in enumerate(work):
-            joined.extend(row.tokens)
-            if not row.pad:
-                tables[at, : len(row.blocks)] = row.blocks
-        tokens[:] = joined
-        of_row = np.repeat(np.arange(rows), counts)
-        # Pads are computed from position 0 on, wherever they would be: no table of turns is too short for them.
-        starts = np.array([0 if row.pad else row.start for row in work])
-        positions[:] = np.arange(total) - (bounds[:-1] - starts)[of_row]
-        pads = np.array([row.pad for row in work])[of_row]
-        slots[:] = np.where(pads, -1, tables[of_row, np.where(pads, 0, positions // size)] * size + positions % size)
-        widest = max((len(row.blocks) for row in work if not row.pad), default=0)
-        used = tables[:rows, :widest]
-        assert 0 <= used.min(initial=0) <= used.max(initial=0) < self._num_blocks, "a block that is not there"
-        ends = bounds[1:] - 1
-        drawing = [bool(row.draws) and not row.pad for row in work]
-        longs[4 * self._max_tokens :][: sum(drawing)] = ends[drawing]
-        awaited = [drawn_by.get(row.seq_id, -1) if row.tokens[-1] == PENDING else -1 for row in work]
-        if max(awaited) < 0:
+    def _write_rows(self, host: _Buffers, rows: Sequence[Work], counts: list[int], seen: list[int]) -> None:
+        """Everything but where pending tokens come from."""
+        height, total, size = len(rows), sum(counts), self._block_size
+        bounds, tables, positions = host.bounds.numpy(), host.tables.numpy(), host.positions.numpy()[:total]
+        tokens = array("i")
+        for at, row in enumerate(rows):
+            tokens.extend(row.tokens)
+            if host.kept[at] is not row.blocks:
+                self._write_table(host, tables, at, row)
+        np.cumsum(counts, out=bounds[1 : height + 1])
+        host.contexts.numpy()[:height] = seen
+        host.tokens.numpy()[:total] = tokens
+        of_row = np.repeat(np.arange(height), counts)
+        positions[:] = np.arange(total) + (np.array(seen, dtype=np.int64) - bounds[1 : height + 1])[of_row]
+        host.slots.numpy()[:total] = tables[of_row, positions // size].astype(np.int64) * size + positions % size
+        ends = bounds[1 : height + 1][[bool(row.draws) for row in rows]]
+        host.last.numpy()[: len(ends)] = ends - 1
+
+    def _write_table(self, host: _Buffers, tables: NDArray[np.int32], at: int, row: Work) -> None:
+        blocks = row.blocks
+        assert len(blocks) <= self._most_blocks, f"{row.seq_id}: too many blocks"
+        assert 0 <= min(blocks) <= max(blocks) < self._num_blocks, f"{row.seq_id}: no such block"
+        tables[at, : len(blocks)] = blocks
+        host.kept[at] = blocks
+
+    def _write_sources(self, host: _Buffers, rows: Sequence[Work], drawn_by: Mapping[str, int]) -> bool:
+        """Where among the draws of the last step each pending token is. False if there is none."""
+        awaited = [drawn_by[row.seq_id] if row.tokens[-1] == PENDING else -1 for row in rows]
+        if max(awaited, default=-1) < 0:
             return False
+        sources = host.sources.numpy()
         sources[:] = -1
-        sources[ends] = awaited
+        sources[host.bounds.numpy()[1 : len(rows) + 1] - 1] = awaited
         return True
 
-    def _check(self, work: Sequence[Work], counts: list[int], total: int) -> None:
+    def _write_padding(self, host: _Buffers, first: int, count: int, row: int) -> None:
+        """Tokens that are computed and dropped, whatever they are."""
+        place = slice(first, first + count)
+        host.tokens.numpy()[place] = 0
+        host.positions.numpy()[place] = 0
+        host.slots.numpy()[place] = -1
+        host.bounds.numpy()[row + 1] = first + count
+        host.contexts.numpy()[row] = 0
+
+    def _check(self, work: Sequence[Work], rows: Sequence[Work]) -> None:
+        total = sum(len(row.tokens) for row in work)
         assert total <= self._max_tokens, f"a step of {total} tokens: this executor was built for {self._max_tokens}"
-        assert len(work) <= self._max_rows, f"a step of {len(work)} rows: this executor was built for {self._max_rows}"
-        for row, count in zip(work, counts, strict=True):
-            assert count > 0, f"{row.seq_id}: a row without tokens"
-            if not row.pad:
-                assert row.start + count <= len(row.blocks) * self._block_size, f"{row.seq_id}: too few blocks"
-                assert len(row.blocks) <= self._most_blocks, f"{row.seq_id}: too many blocks"
+        assert len(rows) <= self._max_rows, f"a step of {len(rows)} rows: this executor was built for {self._max_rows}"
+        for row in rows:
+            assert row.tokens, f"{row.seq_id}: a row without tokens"
+            assert row.end <= len(row.blocks) * self._block_size, f"{row.seq_id}: too few blocks"

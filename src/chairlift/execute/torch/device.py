@@ -107,7 +107,7 @@ class Device:
     @property
     def capability(self) -> tuple[int, int] | None:
         """A GPU's compute capability. None for any other processor."""
-        return torch.cuda.get_device_capability(self.torch) if self._cuda else None
+        return torch.cuda.get_device_capability(self.on) if self._cuda else None
 
     @property
     def graphs(self) -> bool:

@@ -119,14 +119,14 @@ class TorchExecutor:
             decoder = Decoder(
                 description,
                 held,
-                turns=turns(description, positions=max(longest, max_tokens), device=device),
+                turns=turns(description, positions=longest, device=device),
                 kv=kv,
                 ops=TorchOps(),
                 attention=build_attention(
                     choice.attention,
                     heads=Heads.of(description, block_size=block_size, dtype=dtype),
                     device=device,
-                    max_rows=max_rows,
+                    max_rows=max_rows + 1,
                     longest=longest,
                 ),
             )
@@ -204,12 +204,13 @@ class TorchExecutor:
         began = self._clock()
         for move in plan.moves:
             self._kv[:, move.target] = self._kv[:, move.source]
-        foreign = [work for work in plan.work if not self._known(work)]
-        work = [row for row in plan.work if row not in foreign] if foreign else plan.work
-        answers = self._compute(work) if work else None
+        known: list[Work] = []
+        foreign: list[Work] = []
+        for row in plan.work:
+            (known if self._known(row) else foreign).append(row)
+        answers = self._compute(known) if known else None
         told = f"a token is none of the model's {self._description.vocab}"
-        failed = tuple((row.seq_id, told) for row in foreign if not row.pad)
-        return _Flight(plan.step, began, self._device.mark(), failed, answers)
+        return _Flight(plan.step, began, self._device.mark(), tuple((row.seq_id, told) for row in foreign), answers)
 
     def _compute(self, work: Sequence[Work]) -> _Answers | None:
         batch = self._batches.fill(work, self._drawn, self._drawn_by)
@@ -224,7 +225,9 @@ class TorchExecutor:
         return _Answers(drawing, self._device.fetch(drawn.tokens), self._device.fetch(drawn.failed), drawn.logprobs)
 
     def _known(self, row: Work) -> bool:
-        """Whether the model has all tokens of a row. One that is pending will be its own."""
+        """Whether the model has all tokens of a row. One that is pending will be its own; those of pads do not matter."""
+        if row.pad:
+            return True
         tokens = row.tokens
         if tokens and tokens[-1] == PENDING and row.seq_id in self._drawn_by:
             tokens = tokens[:-1]

@@ -4,6 +4,9 @@ import math
 
 from chairlift.cache.sizing import bytes_per_token
 from chairlift.execute.footprint import Footprint
+from chairlift.execute.torch.attention.backends import REFERENCE, workspace_bytes
+from chairlift.execute.torch.attention.heads import Heads
+from chairlift.execute.torch.options import Choice
 from chairlift.models.description import Description
 
 DEVICE_SHARE = 0.9
@@ -14,36 +17,47 @@ SAMPLED_BYTES = 48
 """For every id of every row: logits, their scores in float64, and what sorting them takes."""
 
 
+PIECE_BYTES = 2**20
+"""Left to rounding: allocators give memory out in pieces."""
+
+
 def footprint(
-    description: Description, *, itemsize: int, max_tokens: int, max_rows: int, longest: int, block_size: int
+    description: Description, choice: Choice, *, max_tokens: int, max_rows: int, longest: int, block_size: int
 ) -> Footprint:
-    """`itemsize` is that of the type that is computed in, `longest` the tokens of the longest row."""
+    """`longest` are the tokens of the longest row."""
+    itemsize = choice.dtype.itemsize
     norms = sum(math.prod(shape) for name, shape in description.layout().items() if name.endswith("norm"))
     numbers = sum(math.prod(shape) for shape in description.layout().values())
     token_bytes = bytes_per_token(
         layers=len(description.layers), kv_heads=description.kv_heads, head_dim=description.head_dim, itemsize=itemsize
     )
-    turns = len({layer.rope for layer in description.layers}) * max(longest, max_tokens) * description.head_dim * FLOAT32_BYTES
-    buffers = 5 * max_tokens * INT64_BYTES + max_rows * (-(-longest // block_size) + 4) * INT32_BYTES
+    turns = len({layer.rope for layer in description.layers}) * longest * description.head_dim * FLOAT32_BYTES
+    rows = max_rows + 1  # that of padding
+    buffers = (4 * max_tokens + rows) * INT64_BYTES + rows * (-(-longest // block_size) + 3) * INT32_BYTES
+    heads = Heads.of(description, block_size=block_size, dtype=choice.dtype)
+    attention = workspace_bytes(choice.attention, heads=heads, device=choice.device, max_rows=rows, longest=longest)
+    if choice.attention.name == REFERENCE:
+        attention += _gathered(heads, queries=min(max_tokens, longest), longest=longest)
     work = (
         max_tokens * _activations(description, itemsize)
         + max_rows * description.vocab * (itemsize + SAMPLED_BYTES)
-        + _gathered(description, itemsize, max_tokens=max_tokens, longest=longest)
+        + attention
         + turns
         + buffers
+        + PIECE_BYTES
     )
     return Footprint((numbers - norms) * itemsize + norms * FLOAT32_BYTES, token_bytes, work)
 
 
 def _activations(description: Description, itemsize: int) -> int:
-    """Bytes of a token in a layer, while all of it is there: twice in float32 where the plain operations widen it."""
+    """Bytes of a token in a layer, while all of it is there, and what the plain operations widen to float32 on the way."""
     heads = (description.heads + 2 * description.kv_heads) * description.head_dim
-    widest = max(heads, 3 * description.mlp, description.hidden)
-    return (4 * description.hidden + heads + 3 * description.mlp) * itemsize + 2 * widest * FLOAT32_BYTES
+    widest = max(4 * heads, 5 * description.mlp, 3 * description.hidden)
+    return (4 * description.hidden + 2 * heads + 3 * description.mlp) * itemsize + widest * FLOAT32_BYTES
 
 
-def _gathered(description: Description, itemsize: int, *, max_tokens: int, longest: int) -> int:
-    """Keys and values of one row, once as they lie and once for every query head, and what masks and scores take."""
-    elements = description.head_dim * (2 * description.kv_heads + 2 * description.heads)
-    queries = min(max_tokens, longest)
-    return longest * (elements * itemsize + queries * (1 + itemsize + FLOAT32_BYTES))
+def _gathered(heads: Heads, *, queries: int, longest: int) -> int:
+    """Keys and values of one row, twice as they lie and once for every query head; mask, scores and their shares."""
+    elements = heads.head_dim * (4 * heads.kv_heads + 2 * heads.heads)
+    scores = queries * (1 + heads.dtype.itemsize + 3 * heads.heads * FLOAT32_BYTES)
+    return longest * (elements * heads.dtype.itemsize + scores)

@@ -71,11 +71,11 @@ def build(backend: Backend, *, heads: Heads, device: Device, max_rows: int, long
     if backend.name == TRITON:
         from chairlift.execute.torch.attention import triton
 
-        return triton.build(heads, max_rows=max_rows, longest=longest, device=device.torch, capability=device.capability)
+        return triton.build(heads, max_rows=max_rows, longest=longest, device=device.on, capability=device.capability)
     if backend.name == FLASHINFER:
         from chairlift.execute.torch.attention import flashinfer
 
-        return flashinfer.build(heads, device=device.torch)
+        return flashinfer.build(heads, device=device.on)
     from chairlift.execute.torch.attention.reference import ReferenceAttention
 
     assert backend.name == REFERENCE

@@ -1,0 +1,88 @@
+"""Which device is picked, and what is said when there is none. What only a GPU can do is not tried here."""
+
+import numpy as np
+import pytest
+import torch
+
+from chairlift.core.errors import ConfigError
+from chairlift.execute.torch.device import Device
+
+CPU = Device.pick("cpu")
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch believes that there is a GPU, as long as nobody computes on it."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 9))
+
+
+@pytest.mark.usefixtures("one_gpu")
+class TestWithAGpu:
+    @pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+    def test_it_is_picked(self, name: str) -> None:
+        device = Device.pick(name)
+        assert (device.on, device.words, device.free_bytes()) == (torch.device("cuda", 0), "cuda:0 (NVIDIA H200)", 7)
+
+    def test_it_computes_in_bfloat16(self) -> None:
+        assert Device.pick("auto").dtype("auto") is torch.bfloat16
+
+    def test_an_old_one_computes_in_float16(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert Device.pick("auto").dtype("auto") is torch.float16
+
+    def test_the_cpu_is_picked_if_it_is_asked_for(self) -> None:
+        assert Device.pick("cpu") == CPU
+
+    def test_one_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"^device 'cuda:7': this machine has only cuda:0$"):
+            Device.pick("cuda:7")
+
+    @pytest.mark.parametrize(("count", "said"), [(0, "no CUDA device"), (4, "only cuda:0 to cuda:3")])
+    def test_what_there_is_instead_is_told(self, count: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        with pytest.raises(ConfigError, match=f"^device 'cuda:7': this machine has {said}$"):
+            Device.pick("cuda:7")
+
+
+class TestWithout:
+    @pytest.fixture(autouse=True)
+    def no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def test_the_cpu_is_picked_and_computes_in_float32(self) -> None:
+        device = Device.pick("auto")
+        assert (device, device.words, device.dtype("auto"), device.free_bytes()) == (CPU, "cpu", torch.float32, None)
+
+    def test_a_pytorch_without_cuda_is_told(self) -> None:
+        with pytest.raises(ConfigError, match=r"^device 'cuda': the installed PyTorch .* was built without CUDA$"):
+            Device.pick("cuda")
+
+    @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "", "CUDA"])
+    def test_a_name_that_is_none_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigError, match="is unknown: it may be auto, cpu, cuda, or cuda:1 for the second one"):
+            Device.pick(name)
+
+
+def test_a_type_of_numbers_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dtype 'int4' is unknown: it may be auto, bfloat16, float16, float32"):
+        CPU.dtype("int4")
+
+
+def test_what_is_put_does_not_change_with_its_source() -> None:
+    source = np.arange(3)
+    put = CPU.put(source)
+    source[:] = 9
+    assert put.tolist() == [0, 1, 2]
+
+
+def test_what_is_fetched_does_not_change_with_its_source() -> None:
+    source = torch.arange(3)
+    fetched = CPU.fetch(source)
+    source.fill_(9)
+    assert fetched.tolist() == [0, 1, 2]
