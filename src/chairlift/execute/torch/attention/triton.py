@@ -15,10 +15,9 @@ from triton import language as tl
 from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.attention.rows import Rows
 from chairlift.execute.torch.kernels.attention import attend_chunks, attend_tiles, join_chunks
-from chairlift.execute.torch.kernels.attention_tiles import Tiles, padded
+from chairlift.execute.torch.kernels.attention_tiles import AMPERE, JOIN_WARPS, Tiles, padded
 
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_JOIN_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class TritonAttention:
             MOST=tiles.most_chunks,
             DIM_PAD=padded(heads.head_dim),
             TILE=tiles.chunks.keys,
-            num_warps=_JOIN_WARPS,
+            num_warps=JOIN_WARPS,
             enable_fp_fusion=True,
         )
 
@@ -154,5 +153,5 @@ def build(heads: Heads, *, max_rows: int, longest: int, device: torch.device, ca
 
 
 def tiles_for(heads: Heads, *, longest: int, capability: tuple[int, int] | None) -> Tiles:
-    tiles = Tiles.pick(head_dim=heads.head_dim, itemsize=heads.dtype.itemsize, capability=capability or (8, 0))
+    tiles = Tiles.pick(head_dim=heads.head_dim, itemsize=heads.dtype.itemsize, capability=capability or AMPERE)
     return tiles.up_to(longest)

@@ -6,6 +6,7 @@ largest that compile without spilling a register, programs are counted by what b
 
 from dataclasses import dataclass, replace
 
+AMPERE = (8, 0)
 HOPPER = (9, 0)
 """Compute capability of the first generation that multiplies out of shared memory, which leaves registers for larger tiles."""
 
@@ -19,6 +20,9 @@ PROGRAMS = 2112
 so that rows of different lengths even out."""
 LEAST_PROGRAMS = 8
 """For every row and head, however many rows there are: one long row among many short ones must not be read by one program."""
+
+JOIN_WARPS = 4
+"""Of a program that joins the chunks of one head."""
 
 
 @dataclass(frozen=True, slots=True)
