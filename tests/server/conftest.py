@@ -1,4 +1,4 @@
-"""Some tests of the server run on a real executor too, if PyTorch is installed; CHAIRLIFT_TEST_EXECUTOR=torch runs all on it."""
+"""Some tests of the server run on PyTorch too where it is installed; CHAIRLIFT_TEST_EXECUTOR=torch runs all on it."""
 
 from importlib.util import find_spec
 

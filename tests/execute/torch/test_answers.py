@@ -25,6 +25,7 @@ SETTINGS = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 24,
 }
+DEPTHS = (1, 2)
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
     "penalised": Sampling(temperature=0, repetition_penalty=1.3, logprobs=3),
@@ -56,23 +57,26 @@ def reference(num_blocks: int = BLOCKS) -> Executor:
     return ReferenceExecutor.load(EVERYTHING, WEIGHTS, num_blocks=num_blocks, block_size=CASE_BLOCK)
 
 
-def test_answers_are_those_of_the_reference() -> None:
-    ride = ridden(ours(), asked())
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_answers_are_those_of_the_reference(depth: int) -> None:
+    ride = ridden(ours(), asked(), depth=depth)
     assert ride.preemptions > 0
     assert ride.tokens == ridden(reference(), asked()).tokens
 
 
-def test_choices_of_one_prompt_are_those_of_the_reference() -> None:
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_choices_of_one_prompt_are_those_of_the_reference(depth: int) -> None:
     several = [request("a", random_tokens(21), 25, sampling=SAMPLINGS["drawn"], samples=3)]
-    ride = ridden(ours(24), several, num_blocks=24)
+    ride = ridden(ours(24), several, num_blocks=24, depth=depth)
     assert sum(len(step.plan.moves) for step in ride.steps) == 2
     assert ride.tokens == ridden(reference(24), several, num_blocks=24).tokens
     assert len(ride.tokens) == 3
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_way_of_batching_gives_the_same_answers(preset: str) -> None:
-    ride = ridden(ours(24), asked(), preset=preset, num_blocks=24, max_num_batched_tokens=256)
+def test_every_way_of_batching_gives_the_same_answers(preset: str, depth: int) -> None:
+    ride = ridden(ours(24), asked(), preset=preset, num_blocks=24, max_num_batched_tokens=256, depth=depth)
     assert ride.tokens == ridden(reference(), asked()).tokens
 
 
@@ -81,6 +85,7 @@ def test_one_run_of_blocks_gives_the_same_answers() -> None:
     assert ride.tokens == ridden(reference(), asked()).tokens
 
 
-def test_everyone_ends_once() -> None:
-    ride = ridden(ours(), asked())
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_everyone_ends_once(depth: int) -> None:
+    ride = ridden(ours(), asked(), depth=depth)
     assert Counter(map(len, ride.endings.values())) == {1: len(SAMPLINGS)}

@@ -13,11 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.types import Work
+from chairlift.core.types import PENDING, Work
 from chairlift.execute.torch.device import Device
-
-PENDING = -1
-"""Stands for a token that a plan in flight draws."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.costs import ModelCost
-from chairlift.core.types import Logprobs, Plan, Result, Row, Work
+from chairlift.core.types import PENDING, Logprobs, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
 from chairlift.execute.torch.attention.backends import build as build_attention
 from chairlift.execute.torch.attention.heads import Heads
-from chairlift.execute.torch.batch import PENDING, Batches
+from chairlift.execute.torch.batch import Batches
 from chairlift.execute.torch.decoder import Decoder, turns
 from chairlift.execute.torch.device import Device, Mark
 from chairlift.execute.torch.draws import Telling, Wanted, logprobs, write

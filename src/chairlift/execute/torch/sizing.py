@@ -13,8 +13,8 @@ DEVICE_SHARE = 0.9
 """Of the memory of a GPU that weights and a step leave: nobody else has a use for it, but allocators leave gaps."""
 
 FLOAT32_BYTES, INT64_BYTES, INT32_BYTES = 4, 8, 4
-SAMPLED_BYTES = 48
-"""For every id of every row: logits, their scores in float64, and what sorting them takes."""
+DRAWING_BYTES = {True: 32, False: 128}
+"""For every id of every row: logits, before and after changes, and what drawing takes, by Triton's kernels or with sorts."""
 
 
 PIECE_BYTES = 2**20
@@ -40,7 +40,7 @@ def footprint(
         attention += _gathered(heads, queries=min(max_tokens, longest), longest=longest)
     work = (
         max_tokens * _activations(description, itemsize)
-        + max_rows * description.vocab * (itemsize + SAMPLED_BYTES)
+        + max_rows * description.vocab * (itemsize + DRAWING_BYTES[choice.fused])
         + attention
         + turns
         + buffers
