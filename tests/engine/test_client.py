@@ -346,7 +346,10 @@ async def test_an_engine_is_closed_while_two_steps_are_in_flight():
         stream = client.submit(request("a", range(5), 9))
         for _ in range(2):
             await asyncio.to_thread(executor.launched.acquire)
-    assert (await read(stream))[-1].finish == "abort"
+        closing = asyncio.create_task(client.close())
+        assert (await read(stream))[-1].finish == "abort"
+        executor.permits.release(2)
+        await closing
 
 
 async def test_a_sink_that_raises_is_switched_off_and_harms_nobody(caplog: pytest.LogCaptureFixture):

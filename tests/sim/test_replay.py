@@ -36,7 +36,7 @@ class Meddled(ShadowExecutor):
     """While it computes, commands arrive, rows fail, or the launch or the whole step does, as it was told to happen next."""
 
     def __init__(self, settings: EngineConfig) -> None:
-        super().__init__(settings.num_blocks, settings.block_size, NEXT)
+        super().__init__(settings.num_blocks, settings.block_size, NEXT, num_host_blocks=settings.num_host_blocks)
         self.inbox: deque[Any] = deque()
         self.arriving: list[Told] = []
         self.mishap = ""
@@ -107,6 +107,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         max_num_batched_tokens=draw(st.integers(seqs, 40)),
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
         kv_layout=draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
+        num_host_blocks=draw(st.sampled_from([0, 5, 60])),
         preset=draw(st.sampled_from(["continuous", "continuous", *PRESETS])),
         scheduling_policy=draw(st.sampled_from(sorted(ORDERS))),
         split=draw(st.sampled_from(sorted(SPLITS))),

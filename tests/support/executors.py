@@ -63,11 +63,18 @@ class ShadowExecutor:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, next_token: Callable[[tuple[int, ...]], int], *, contiguous: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        next_token: Callable[[tuple[int, ...]], int],
+        *,
+        contiguous: bool = False,
+        num_host_blocks: int = 0,
     ) -> None:
         self.contiguous = contiguous
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.next_token = next_token
         self.plans: list[Plan] = []
         """All that were launched."""
@@ -78,6 +85,8 @@ class ShadowExecutor:
         self._drawn: dict[str, int] = {}
         """By the plan that was computed last."""
         self._slots: dict[tuple[int, int], Slot] = {}
+        self._host: dict[tuple[int, int], Slot] = {}
+        """As the store in host memory would have them."""
 
     def launch(self, plan: Plan) -> None:
         assert len(self._flights) < MAX_DEPTH, "too many plans in flight"
@@ -92,8 +101,9 @@ class ShadowExecutor:
     def collect(self) -> Result:
         plan, told = self._flights.popleft()
         self.collecting = plan
+        self._check(plan.moves)
         for move in plan.moves:
-            self._copy(move)
+            self._move(move)
         written: set[tuple[int, int]] = set()
         rows: list[Row] = []
         for work in plan.work:
@@ -147,14 +157,30 @@ class ShadowExecutor:
         assert 0 <= block < self.num_blocks
         return block, position % self.block_size
 
-    def _copy(self, move: Move) -> None:
-        """What was never written is copied as such."""
+    def _check(self, moves: tuple[Move, ...]) -> None:
+        """In an order in which all moves of a kind may be done at once."""
+        kinds = ("store", "copy", "load")
+        assert [move.kind for move in moves] == sorted((move.kind for move in moves), key=kinds.index)
+        for kind in kinds:
+            targets = [move.target for move in moves if move.kind == kind]
+            assert len(set(targets)) == len(targets), f"two blocks are moved to one place: {moves}"
+        written = {move.target for move in moves if move.kind != "store"}
+        read = [move.source for move in moves if move.kind == "copy"]
+        assert written.isdisjoint(read), f"a copy may be of what another move has written: {moves}"
+
+    def _move(self, move: Move) -> None:
+        """What was never written is moved as such."""
+        device, host = (self._slots, self.num_blocks), (self._host, self.num_host_blocks)
+        sources, source_count = host if move.kind == "load" else device
+        targets, target_count = host if move.kind == "store" else device
+        assert 0 <= move.source < source_count
+        assert 0 <= move.target < target_count
         for within in range(self.block_size):
-            slot = self._slots.get((move.source, within))
+            slot = sources.get((move.source, within))
             if slot is None:
-                self._slots.pop((move.target, within), None)
+                targets.pop((move.target, within), None)
             else:
-                self._slots[move.target, within] = slot
+                targets[move.target, within] = slot
 
     def _compute(self, work: Work, written: set[tuple[int, int]]) -> tuple[int, ...]:
         assert len(work.tokens) > 0, f"{work.seq_id} has a row without tokens: there would be no logits"

@@ -32,6 +32,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Of no effect where `kv_layout` is contiguous: a run has one owner (`shares_prefixes`)."""
     kv_layout: str = "paged"
+    num_host_blocks: int = 0
+    """Blocks of host memory into which those are swapped that lose theirs; 0: they are computed again."""
     preset: str = "continuous"
     scheduling_policy: str = "fair"
     """Who is first. With one class and one tenant the default is first come, first served."""
@@ -65,6 +67,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_host_blocks < 0:
+            raise ConfigError(f"num_host_blocks must not be negative, as {self.num_host_blocks} is")
         if self.kv_layout not in KV_LAYOUTS:
             raise ConfigError(f"there is no KV layout {self.kv_layout!r:.40}; there are {', '.join(KV_LAYOUTS)}")
         if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:

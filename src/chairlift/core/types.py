@@ -281,9 +281,12 @@ def drawn_for(work: Work) -> list[str]:
 
 
 class Move(NamedTuple):
-    """The keys and values of block `source` are copied to block `target`, all layers of them."""
+    """The keys and values of block `source` go to block `target`, all layers of them.
 
-    kind: Literal["copy"]
+    Both are of the device in a "copy". A "store" goes from the device to a block of the host, a "load" back again.
+    """
+
+    kind: Literal["copy", "store", "load"]
     source: int
     target: int
 
@@ -312,7 +315,8 @@ class Held(NamedTuple):
 class Plan(NamedTuple):
     """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
 
-    `moves` are done before the work, in their order; none reads what another one has written.
+    `moves` are done before the work, in their order: first the stores, then the copies, then the loads. None reads what another
+    one has written, but for a load of what has just been stored.
     `preempted` lost their blocks in this step; the executor may drop whatever it keeps for `closed`.
     """
 
@@ -364,8 +368,9 @@ class Output(NamedTuple):
     logprobs: tuple[Logprobs, ...] = ()
 
 
-State = Literal["queued", "prefill", "decode", "preempted"]
-"""Where a request is, for people: the scheduler itself knows no phases. Whoever was preempted waits to go on."""
+State = Literal["queued", "prefill", "decode", "preempted", "swapped"]
+"""Where a request is, for people: the scheduler itself knows no phases. Whoever was preempted waits to go on, and so does
+whoever was swapped, whose keys and values are in host memory meanwhile."""
 
 
 class Standing(NamedTuple):
@@ -373,7 +378,8 @@ class Standing(NamedTuple):
 
     One that follows another has the state and the position of that one. `ahead` are the places that have to become free until
     it gets on: those of all before it, its own, and of those that get on with it; 0 if it runs.
-    `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
+    `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks:
+    of the host if it is swapped, otherwise of the device.
     """
 
     id: str
@@ -393,6 +399,10 @@ class Snapshot(NamedTuple):
     waiting: int
     free_blocks: int
     total_blocks: int
+    swapped: int = 0
+    """Of those that wait, whose keys and values are in host memory."""
+    free_host_blocks: int = 0
+    total_host_blocks: int = 0
 
 
 TokenizerKind = Literal["json", "bpe", "sentencepiece"]

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 
+from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
@@ -22,6 +23,7 @@ from chairlift.core.types import (
     Finish,
     Held,
     Logprobs,
+    Move,
     Output,
     Plan,
     Reason,
@@ -39,6 +41,7 @@ from chairlift.schedule import door, stopping
 from chairlift.schedule.layouts import LAYOUTS
 from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.policy import Past, Policy
+from chairlift.schedule.swapping import Stored, Swapping
 from chairlift.schedule.trials import Kind, Trials
 
 PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
@@ -53,7 +56,8 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, policy: Policy, index: PrefixIndex) -> None:
         self.config = config
-        self._memory = LAYOUTS[config.kv_layout](config, index)
+        layout = LAYOUTS[config.kv_layout](config, index)
+        self._memory = Swapping(layout, BlockPool(config.num_host_blocks), block_size=config.block_size)
         self.pool = self._memory.pool
         self.index = index
         self.running: list[Sequence] = []
@@ -149,11 +153,13 @@ class Scheduler:
 
     def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
         closed: tuple[str, ...] = ()
+        moves: tuple[Move, ...] = ()
         if work:  # one without work is neither launched nor committed
+            moves = self._memory.moves()
             closed = tuple(self._closed)
             self._closed.clear()
             self._flying.append([self._sequences.get(row.seq_id) for row in work])
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, self._memory.moves(), self._held)
+        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held)
         self._step += 1
         self._again_at = now if preempted and not work else None
         return plan
@@ -228,6 +234,9 @@ class Scheduler:
             waiting=len(self._sequences) - running,
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
+            swapped=self._memory.away,
+            free_host_blocks=self._memory.host.free,
+            total_host_blocks=self._memory.host.total,
         )
 
     def standings(self) -> tuple[Standing, ...]:
@@ -236,7 +245,8 @@ class Scheduler:
         ahead = 0
         for position, sequence in enumerate(self._queue):
             ahead += sequence.places
-            standings += [_standing(one, sequence, position, ahead) for one in (sequence, *sequence.followers)]
+            stored = self._memory.stored(sequence)
+            standings += [_standing(one, sequence, position, ahead, stored) for one in (sequence, *sequence.followers)]
         return tuple(standings)
 
     @property
@@ -282,6 +292,7 @@ class Scheduler:
         waiting_again = tuple(sequence.id for sequence in self.running)
         for sequence in self.running[:]:
             self._preempt(sequence)
+        self._memory.lose()
         planned = dict.fromkeys(work.seq_id for plan in plans for work in plan.work if not work.pad)
         self._trials.failed(self._sequences[seq_id] for seq_id in planned if seq_id in self._sequences)
         return waiting_again
@@ -318,7 +329,7 @@ class Scheduler:
         worst = self._queue.worst_first(lesser)
         fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
         for sequence in worst[:fewest]:
-            self._preempt(sequence)
+            self._preempt(sequence, store=True)
         return [sequence.id for sequence in worst[:fewest]]
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
@@ -360,7 +371,7 @@ class Scheduler:
             # Whoever ends with the token that is being drawn for him loses nothing. At depth 1 there is nobody like that.
             ending = [other for other in candidates if not other.missing and not other.followers]
             victim = ending[0] if ending else self._queue.victim(candidates, self._memory.recomputation)
-            self._preempt(victim)
+            self._preempt(victim, store=not ending)
             preempted.append(victim.id)
             if victim is sequence:
                 return False
@@ -500,8 +511,13 @@ class Scheduler:
             _cut(sequence, place + 1)
             self._finish(sequence, ending[0], ending[1], tokens=drawn, logprobs=logprobs)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
+    def _preempt(self, sequence: Sequence, *, store: bool = False) -> None:
+        """Puts a running sequence back into the queue. It keeps its tokens, and will compute them again unless they are stored.
+
+        They are not after a failure, as nothing is trusted then; nor of one that has just been forked, as its leader has them.
+        """
+        if store:
+            self._memory.store(sequence)
         self._get_off(sequence)
         self._queue.push(sequence)
 
@@ -528,6 +544,7 @@ class Scheduler:
             self._unfollow(sequence, sequence.leader)
         else:
             self._queue.remove(sequence)
+            self._memory.drop(sequence)
         if sequence.followers:
             self._succeed(sequence)
         self._limits.forget(sequence)
@@ -583,15 +600,18 @@ def _draws(sequence: Sequence) -> tuple[Draw, ...]:
     return draws
 
 
-def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:
+def _standing(
+    sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0, stored: Stored | None = None
+) -> Standing:
+    held = stored if stored is not None and sequence is leader else sequence
     return Standing(
         sequence.id,
-        _state(leader),
+        _state(leader) if stored is None else "swapped",
         position,
         sequence.prompt_len,
         sequence.generated - sequence.pending,
-        sequence.computed,
-        len(sequence.blocks),
+        held.computed,
+        len(held.blocks),
         ahead,
     )
 
