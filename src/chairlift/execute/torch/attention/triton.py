@@ -145,7 +145,9 @@ class TritonAttention:
         )
 
 
-def build(heads: Heads, *, max_rows: int, longest: int, device: torch.device, capability: tuple[int, int] | None) -> TritonAttention:
+def build(
+    heads: Heads, *, max_rows: int, longest: int, device: torch.device, capability: tuple[int, int] | None
+) -> TritonAttention:
     """For batches of at most `max_rows` rows of at most `longest` positions. Without a `capability`, in Triton's interpreter."""
     tiles = tiles_for(heads, longest=longest, capability=capability)
     workspace = Workspace.create(heads, tiles, max_rows=max_rows, device=device)
