@@ -125,6 +125,11 @@ class Device:
 
         return bool(knobs.runtime.interpret)
 
+    @property
+    def fused(self) -> bool:
+        """Triton's kernels are the faster way here. Its interpreter is none."""
+        return self._cuda and self.triton
+
     def host(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Zeros in the machine's memory, from where the device can take them by itself."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
