@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 
 class _Wrapper:
     def __init__(self, workspace: Tensor, layout: str, **_: Any) -> None:
-        assert workspace.dtype == torch.uint8 and layout == "NHD"
+        assert workspace.dtype == torch.uint8
+        assert layout == "NHD"
         self.plans = 0
 
     def _plan(
@@ -31,8 +32,10 @@ class _Wrapper:
     ) -> None:
         heads, kv_heads, head_dim, page_size = shape
         assert all(tensor.dtype == torch.int32 for tensor in (bounds, indptr, indices, last))
-        assert len(indices) == indptr[-1] and (last >= 1).all() and (last <= page_size).all()
-        assert heads % kv_heads == 0 and head_dim > 0 and q_data_type == kv_data_type
+        assert len(indices) == indptr[-1]
+        assert ((last >= 1) & (last <= page_size)).all()
+        assert heads % kv_heads == head_dim % 8 == 0
+        assert q_data_type == kv_data_type
         self._rows = (bounds.tolist(), indptr.tolist(), indices, last.tolist())
         self._left, self._scale, self._size = window_left, sm_scale, page_size
         self.plans += 1

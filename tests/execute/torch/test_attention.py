@@ -28,8 +28,8 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SMALL = Tiles(chunks=Tile(keys=16, warps=1), tiles=Tile(keys=16, warps=1, queries=16), chunk=16, most_chunks=4)
 """So small that few keys are several tiles and chunks."""
 CPU = torch.device("cpu")
-HEADS = Heads(heads=6, kv_heads=2, head_dim=16, block_size=8, scale=SCALE, dtype=torch.float32)
-MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (9, 9))
+HEADS = Heads(heads=4, kv_heads=2, head_dim=16, block_size=8, scale=SCALE, dtype=torch.float32)
+MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (4, 4))
 """A next token, a chunk, a first token, two pads and a prompt."""
 
 
@@ -54,13 +54,13 @@ def assert_right(got: Tensor, case: Case) -> None:
 # Memory that nobody may read holds no numbers (`attention_cases`), so one key too many would show.
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(case=cases())
 def test_the_reference_computes_what_each_query_sees(case: Case) -> None:
     assert_right(answer(ReferenceAttention(scale=SCALE), case), case)
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(case=cases(most_rows=2, most_tokens=5, furthest=40))
 def test_the_kernels_compute_what_each_query_sees(case: Case) -> None:
     assert_right(answer(by_kernels(case.heads), case), case)
@@ -82,7 +82,7 @@ def test_the_kernels_have_the_tiles_of_a_gpu_for_every_size_of_heads(head_dim: i
 
 
 def test_queries_with_gaps_are_read_where_they_are() -> None:
-    case = Case(HEADS, MIXED, None)
+    case = Case(HEADS, ((1, 5), (3, 9)), None)
     attention = by_kernels(HEADS)
     attention.plan(case.batch)
     spaced = torch.full((len(case.queries), 2, *case.queries.shape[1:]), torch.nan)
@@ -94,9 +94,9 @@ def test_queries_with_gaps_are_read_where_they_are() -> None:
 
 
 def test_a_row_of_one_token_has_the_same_bits_in_any_batch() -> None:
-    case = Case(HEADS, ((1, 49), (1, 20), (4, 30), (1, 3)), None)
+    case = Case(HEADS, ((1, 49), (4, 30), (1, 3)), None)
     attention, together = by_kernels(HEADS), answer(by_kernels(HEADS), case)
-    for row in (0, 1, 3):
+    for row in (0, 2):
         at = int(case.batch.bounds[row])
         attention.plan(_only(case.batch, row))
         alone = attention.run(0, case.queries[at : at + 1], case.kv, None)
@@ -107,7 +107,7 @@ def test_a_row_of_one_token_has_the_same_bits_in_any_batch() -> None:
 def test_programs_planned_for_other_contexts_compute_these_as_well(window: int | None) -> None:
     """So a captured step can be launched for other rows."""
     case = Case(HEADS, ((1, 49), (1, 0), (1, 20)), window)
-    for planned in (1, 1000):
+    for planned in (1, 200):
         attention = by_kernels(HEADS, replace(SMALL, most_chunks=8))
         attention.plan(replace(case.batch, seen=(planned,) * 3))
         assert_right(attention.run(0, case.queries, case.kv, window), case)
@@ -149,13 +149,13 @@ def test_the_workspace_takes_what_was_said() -> None:
         HEADS, Tiles.pick(head_dim=16, itemsize=4, capability=AMPERE).up_to(2000), max_rows=5, device=CPU
     )
     taken = workspace.partials.nbytes + workspace.weights.nbytes
-    assert workspace_bytes(backend, heads=HEADS, device=device, max_rows=5, longest=2000) == taken == 5 * 6 * 8 * 17 * 4
+    assert workspace_bytes(backend, heads=HEADS, device=device, max_rows=5, longest=2000) == taken == 5 * 4 * 8 * 17 * 4
 
 
 # ── FlashInfer, by a double ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(case=cases())
 def test_flashinfer_is_told_what_each_query_sees(case: Case) -> None:
     assert_right(answer(_flashinfer(case.heads), case), case)

@@ -148,7 +148,7 @@ class TritonAttention:
 def build(
     heads: Heads, *, max_rows: int, longest: int, device: torch.device, capability: tuple[int, int] | None
 ) -> TritonAttention:
-    """For batches of at most `max_rows` rows of at most `longest` positions. Without a `capability`, in Triton's interpreter."""
+    """For batches of at most `max_rows` rows of at most `longest` positions. Without a `capability` there is no GPU."""
     tiles = tiles_for(heads, longest=longest, capability=capability)
     workspace = Workspace.create(heads, tiles, max_rows=max_rows, device=device)
     return TritonAttention(heads, tiles, workspace, interpreted=bool(triton.knobs.runtime.interpret))

@@ -1,4 +1,4 @@
-"""Attention over keys and values in blocks, as Triton kernels: rows of one token by chunks of their context, longer ones by tiles.
+"""Attention over blocks of keys and values, as Triton kernels: rows of one token by chunks of keys, longer ones by tiles.
 
 Knows addresses and arithmetic; knows nothing of plans, nor of how many programs pay. Keys and values of a layer are
 [num_blocks, 2, block_size, kv_heads, head_dim] without gaps, queries and outputs [tokens, heads, head_dim] likewise.

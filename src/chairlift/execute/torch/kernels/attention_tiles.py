@@ -14,7 +14,7 @@ CHUNK = 256
 """Least keys of a row that get a program of their own: 128 KiB of 16-bit keys and values of one head of 128, which take longer
 to read than a program to start, and 64 times what the program writes for one query."""
 MOST_CHUNKS = 32
-"""Chunks of a row, at most. A context of 8,192 and 8 key heads then give 256 programs, two for each multiprocessor of an H200."""
+"""Chunks of a row, at most. A context of 8,192 and 8 key heads give 256 programs: about two a multiprocessor of an H200."""
 PROGRAMS = 2112
 """How many programs there should be, rows, heads and chunks taken together: 16 for each of the 132 multiprocessors of an H200,
 so that rows of different lengths even out."""
@@ -27,7 +27,7 @@ JOIN_WARPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program holds at once: `keys` keys and, where several tokens go together, at most `queries` queries of all heads."""
+    """What a program holds at once: `keys` keys and, where several tokens go together, `queries` queries, heads counted."""
 
     keys: int
     warps: int
