@@ -51,6 +51,7 @@ class _Wrapper:
 
     def _row(self, queries: Tensor, paged: Tensor, last: int) -> Tensor:
         count, length = len(queries), (len(paged) - 1) * self._size + last
+        assert count <= length, "a query before the first key"
         keys, values = (part.flatten(0, 1)[:length].transpose(0, 1) for part in paged.unbind(1))
         behind = torch.arange(length - count, length)[:, None] - torch.arange(length)
         seen = (behind >= 0) & ((behind <= self._left) | (self._left < 0))

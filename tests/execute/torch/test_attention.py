@@ -81,6 +81,12 @@ def test_the_kernels_have_the_tiles_of_a_gpu_for_every_size_of_heads(head_dim: i
     assert_right(answer(by_kernels(heads, tiles), case), case)
 
 
+def test_a_tile_may_hold_queries_that_see_nothing_of_its_first_keys() -> None:
+    heads = replace(HEADS, heads=1, kv_heads=1)
+    case = Case(heads, ((40, 70),), 3)
+    assert_right(answer(by_kernels(heads, replace(SMALL, tiles=Tile(keys=16, warps=1, queries=64))), case), case)
+
+
 def test_queries_with_gaps_are_read_where_they_are() -> None:
     case = Case(HEADS, ((1, 5), (3, 9)), None)
     attention = by_kernels(HEADS)

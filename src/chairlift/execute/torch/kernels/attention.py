@@ -8,7 +8,7 @@ Exponentials are of base 2, with the scale given in that base; sums and maxima a
 import triton
 import triton.language as tl
 
-from chairlift.execute.torch.kernels.attention_tiles import AMPERE, HOPPER, JOIN_WARPS, Tiles, padded
+from chairlift.execute.torch.kernels.attention_tiles import AMPERE, HOPPER, JOIN, Tiles, padded
 from chairlift.execute.torch.kernels.variants import Variant
 
 # A kernel that is compiled again because a width happens to divide by 16 would hold up whoever is being served.
@@ -332,7 +332,7 @@ def _variants(
             join_chunks,
             left | {"bounds": "*i32", "contexts": "*i32", "output": pointer},
             padding | cut | {"HEADS": 8 * group},
-            JOIN_WARPS,
+            JOIN.warps,
         ),
     )
 

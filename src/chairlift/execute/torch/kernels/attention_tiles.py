@@ -21,9 +21,6 @@ so that rows of different lengths even out."""
 LEAST_PROGRAMS = 8
 """For every row and head, however many rows there are: one long row among many short ones must not be read by one program."""
 
-JOIN_WARPS = 4
-"""Of a program that joins the chunks of one head."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -33,6 +30,10 @@ class Tile:
     warps: int
     queries: int = 0
     stages: int = 3
+
+
+JOIN = Tile(keys=0, warps=4)
+"""Joins the chunks of one head; it holds no keys."""
 
 
 @dataclass(frozen=True, slots=True)
