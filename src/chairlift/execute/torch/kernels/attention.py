@@ -302,6 +302,8 @@ def _variants(
 ) -> tuple[Variant, ...]:
     """The kernels as 8 key heads of this size use them."""
     pointer, tiles = f"*{dtype}", Tiles.pick(head_dim=head_dim, itemsize=_ITEMSIZES[dtype], capability=capability)
+    everywhere = tiles == Tiles.pick(head_dim=head_dim, itemsize=_ITEMSIZES[dtype], capability=AMPERE)
+    since = AMPERE if everywhere else capability
     told = {"bounds": "*i32", "contexts": "*i32", "tables": "*i32", "table_stride": "i32", "scale": "fp32"}
     left = {"partials": "*fp32", "weights": "*fp32"}
     padding = {"HEAD_DIM": head_dim, "WINDOW": window, "DIM_PAD": padded(head_dim)}
@@ -318,6 +320,7 @@ def _variants(
             shape | cut | {"GROUP_PAD": padded(group)},
             tiles.chunks.warps,
             tiles.chunks.stages,
+            since=since,
         ),
         Variant(
             f"attend_tiles {name}",
@@ -326,6 +329,7 @@ def _variants(
             shape | several,
             tiles.tiles.warps,
             tiles.tiles.stages,
+            since=since,
         ),
         Variant(
             f"join_chunks {name}",
@@ -333,6 +337,7 @@ def _variants(
             left | {"bounds": "*i32", "contexts": "*i32", "output": pointer},
             padding | cut | {"HEADS": 8 * group},
             JOIN.warps,
+            since=since,
         ),
     )
 
