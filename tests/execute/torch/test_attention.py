@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import SCALE, Case, Step, cases, naive
+from executor_cases import reference_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_decoders import VARIANTS, random_tokens, random_weights, row
 from torch import Tensor
+from torch_executors import choice, torch_executor
 
 from chairlift.core.errors import ConfigError
 from chairlift.execute.torch.attention import flashinfer
@@ -29,6 +32,7 @@ SMALL = Tiles(chunks=Tile(keys=16, warps=1), tiles=Tile(keys=16, warps=1, querie
 """So small that few keys are several tiles and chunks."""
 CPU = torch.device("cpu")
 HEADS = Heads(heads=4, kv_heads=2, head_dim=16, block_size=8, scale=SCALE, dtype=torch.float32)
+BLOCKS = [7, 2, 5]
 MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (4, 4))
 """A next token, a chunk, a first token, two pads and a prompt."""
 
@@ -96,15 +100,26 @@ def test_queries_with_gaps_are_read_where_they_are() -> None:
     assert_right(attention.run(0, spaced[:, 0], case.kv, None), case)
 
 
+def test_a_decoder_with_the_kernels_equals_the_reference_executor() -> None:
+    """Prompt and next tokens, windows and key heads that are shared."""
+    description = VARIANTS["everything"]
+    weights, tokens = random_weights(description), random_tokens(20)
+    executor = torch_executor(description, weights, choice=choice(attention="triton"))
+    executor.logits([row(tokens[:18], BLOCKS)])
+    executor.logits([row(tokens[18:19], BLOCKS, start=18)])
+    got = executor.logits([row(tokens[19:], BLOCKS, start=19)])
+    np.testing.assert_allclose(got[0], reference_logits(description, weights, tokens), rtol=2e-4, atol=2e-4)
+
+
 # ── what they do not depend on ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_row_of_one_token_has_the_same_bits_in_any_batch() -> None:
     case = Case(HEADS, ((1, 49), (4, 30), (1, 3)), None)
     attention, together = by_kernels(HEADS), answer(by_kernels(HEADS), case)
-    for row in (0, 2):
-        at = int(case.batch.bounds[row])
-        attention.plan(_only(case.batch, row))
+    for index in (0, 2):
+        at = int(case.batch.bounds[index])
+        attention.plan(_only(case.batch, index))
         alone = attention.run(0, case.queries[at : at + 1], case.kv, None)
         assert torch.equal(alone[0], together[at])
 
@@ -119,13 +134,13 @@ def test_programs_planned_for_other_contexts_compute_these_as_well(window: int |
         assert_right(attention.run(0, case.queries, case.kv, window), case)
 
 
-def _only(step: Step, row: int) -> Step:
+def _only(step: Step, index: int) -> Step:
     return Step(
-        bounds=step.bounds[row : row + 2] - step.bounds[row],
-        contexts=step.contexts[row : row + 1],
-        tables=step.tables[row : row + 1],
-        counts=step.counts[row : row + 1],
-        seen=step.seen[row : row + 1],
+        bounds=step.bounds[index : index + 2] - step.bounds[index],
+        contexts=step.contexts[index : index + 1],
+        tables=step.tables[index : index + 1],
+        counts=step.counts[index : index + 1],
+        seen=step.seen[index : index + 1],
     )
 
 
