@@ -1,12 +1,13 @@
 """Whole answers by the executor in PyTorch: those of the reference, in batches that are preempted, forked and padded."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from engines import config
 from executor_cases import CASE_BLOCK
 from tiny_decoders import VARIANTS, random_tokens, random_weights
-from torch_executors import torch_executor
+from torch_executors import PLAIN_CHOICE, torch_executor
 from virtual import Ride, request
 
 from chairlift.core.ports import Executor
@@ -62,6 +63,14 @@ def test_answers_are_those_of_the_reference(depth: int) -> None:
     ride = ridden(ours(), asked(), depth=depth)
     assert ride.preemptions > 0
     assert ride.tokens == ridden(reference(), asked()).tokens
+
+
+def test_triton_between_the_matrix_products_gives_the_same_answers() -> None:
+    """Few tokens, as its interpreter takes its time."""
+    fused = torch_executor(EVERYTHING, WEIGHTS, num_blocks=24, choice=replace(PLAIN_CHOICE, fused=True))
+    few = [replace(one, stopping=replace(one.stopping, max_tokens=2)) for one in asked()]
+    settings = {"num_blocks": 24, "max_num_batched_tokens": 256}
+    assert ridden(fused, few, **settings).tokens == ridden(reference(24), few, **settings).tokens
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -5,7 +5,8 @@ Knows sampling settings and histories; the rules are those of `execute.sampler`,
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -109,7 +110,8 @@ class Telling(NamedTuple):
         return max(self.counts)
 
 
-class Draws(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Draws:
     """The draws of a step, as tensors of the device; None: nobody needs it. `draws` of a table is int64 [some], ascending.
 
     `rows` int64 [count] says which row of logits each is from; None if that is its own number and all rows are drawn from.
@@ -150,19 +152,17 @@ def write(wanted: Sequence[Wanted], *, rows: int, vocab: int, put: Put) -> Draws
     telling = {at: min(count, vocab) for at, count in counts.items() if count is not None}
     tellers = pack.add(_numbers(telling)) if telling else None
     tensors = pack.tensors(put)
-    biases, penalties, bans, masks, noisy, best, nuclei = (
-        None if places is None else [None if place is None else tensors[place] for place in places] for places in tables
-    )
+    biases, penalties, bans, masks, noisy, best, nuclei = tables
     return Draws(
         len(wanted),
         None if drawn_from is None else tensors[drawn_from],
-        None if biases is None else Biases(*biases),
-        None if penalties is None else Penalties(*penalties),
-        None if bans is None else Bans(*bans),
-        None if masks is None else Masks(*masks),
-        None if noisy is None else Noisy(*noisy),
-        None if best is None else Best(*best),
-        None if nuclei is None else Nuclei(*nuclei),
+        _table(Biases, biases, tensors),
+        _table(Penalties, penalties, tensors),
+        _table(Bans, bans, tensors),
+        _table(Masks, masks, tensors),
+        _table(Noisy, noisy, tensors),
+        _table(Best, best, tensors),
+        _table(Nuclei, nuclei, tensors),
         None if tellers is None else Telling(tensors[tellers], tuple(telling), tuple(telling.values())),
     )
 
@@ -207,6 +207,11 @@ class _Pack:
 
 
 _Places = list[int | None] | None
+_Table = TypeVar("_Table")
+
+
+def _table(kind: Callable[..., _Table], places: _Places, tensors: Sequence[Tensor]) -> _Table | None:
+    return None if places is None else kind(*(None if place is None else tensors[place] for place in places))
 
 
 def _biases(wanted: Sequence[Wanted], vocab: int, pack: _Pack) -> _Places:

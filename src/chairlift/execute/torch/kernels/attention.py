@@ -1,4 +1,4 @@
-"""Attention over keys and values in blocks, as Triton kernels: rows of one token by chunks of their context, longer ones by tiles.
+"""Attention over blocks of keys and values, as Triton kernels: rows of one token by chunks of keys, longer ones by tiles.
 
 Knows addresses and arithmetic; knows nothing of plans, nor of how many programs pay. Keys and values of a layer are
 [num_blocks, 2, block_size, kv_heads, head_dim] without gaps, queries and outputs [tokens, heads, head_dim] likewise.
@@ -8,7 +8,7 @@ Exponentials are of base 2, with the scale given in that base; sums and maxima a
 import triton
 import triton.language as tl
 
-from chairlift.execute.torch.kernels.attention_tiles import AMPERE, HOPPER, JOIN_WARPS, Tiles, padded
+from chairlift.execute.torch.kernels.attention_tiles import AMPERE, HOPPER, JOIN, Tiles, padded
 from chairlift.execute.torch.kernels.variants import Variant
 
 # A kernel that is compiled again because a width happens to divide by 16 would hold up whoever is being served.
@@ -302,6 +302,8 @@ def _variants(
 ) -> tuple[Variant, ...]:
     """The kernels as 8 key heads of this size use them."""
     pointer, tiles = f"*{dtype}", Tiles.pick(head_dim=head_dim, itemsize=_ITEMSIZES[dtype], capability=capability)
+    everywhere = tiles == Tiles.pick(head_dim=head_dim, itemsize=_ITEMSIZES[dtype], capability=AMPERE)
+    since = AMPERE if everywhere else capability
     told = {"bounds": "*i32", "contexts": "*i32", "tables": "*i32", "table_stride": "i32", "scale": "fp32"}
     left = {"partials": "*fp32", "weights": "*fp32"}
     padding = {"HEAD_DIM": head_dim, "WINDOW": window, "DIM_PAD": padded(head_dim)}
@@ -318,6 +320,7 @@ def _variants(
             shape | cut | {"GROUP_PAD": padded(group)},
             tiles.chunks.warps,
             tiles.chunks.stages,
+            since=since,
         ),
         Variant(
             f"attend_tiles {name}",
@@ -326,13 +329,15 @@ def _variants(
             shape | several,
             tiles.tiles.warps,
             tiles.tiles.stages,
+            since=since,
         ),
         Variant(
             f"join_chunks {name}",
             join_chunks,
             left | {"bounds": "*i32", "contexts": "*i32", "output": pointer},
             padding | cut | {"HEADS": 8 * group},
-            JOIN_WARPS,
+            JOIN.warps,
+            since=since,
         ),
     )
 

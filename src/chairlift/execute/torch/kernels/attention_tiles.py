@@ -14,25 +14,26 @@ CHUNK = 256
 """Least keys of a row that get a program of their own: 128 KiB of 16-bit keys and values of one head of 128, which take longer
 to read than a program to start, and 64 times what the program writes for one query."""
 MOST_CHUNKS = 32
-"""Chunks of a row, at most. A context of 8,192 and 8 key heads then give 256 programs, two for each multiprocessor of an H200."""
+"""Chunks of a row, at most. A context of 8,192 and 8 key heads give 256 programs: about two a multiprocessor of an H200."""
 PROGRAMS = 2112
 """How many programs there should be, rows, heads and chunks taken together: 16 for each of the 132 multiprocessors of an H200,
 so that rows of different lengths even out."""
 LEAST_PROGRAMS = 8
 """For every row and head, however many rows there are: one long row among many short ones must not be read by one program."""
 
-JOIN_WARPS = 4
-"""Of a program that joins the chunks of one head."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program holds at once: `keys` keys and, where several tokens go together, at most `queries` queries of all heads."""
+    """What a program holds at once: `keys` keys and, where several tokens go together, `queries` queries, heads counted."""
 
     keys: int
     warps: int
     queries: int = 0
     stages: int = 3
+
+
+JOIN = Tile(keys=0, warps=4)
+"""Joins the chunks of one head; it holds no keys."""
 
 
 @dataclass(frozen=True, slots=True)

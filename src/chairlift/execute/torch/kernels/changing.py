@@ -10,12 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from chairlift.execute.torch.draws import Bans, Biases, Masks, Penalties
+from chairlift.execute.torch.kernels.launching import launch
 from chairlift.execute.torch.kernels.variants import Variant
 
 _LISTED = 256
 _LOOKED_BACK = 1024
 _COUNTED_AT_ONCE = 32
 """Histories that are counted at the same time. With 151,936 ids their counts take 19 MB."""
+
+# Lengths of lists vary from step to step, and no step shall wait for a kernel that is compiled for one of them.
 
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _IN_PROMPT = tl.constexpr(1 << 30)
@@ -27,7 +30,7 @@ def _rounded(values):
     return tl.maximum(tl.minimum(values, _LARGEST), -_LARGEST).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _bias(logits, draws, ids, values, vocab, most, BLOCK: tl.constexpr):
     listed = tl.program_id(0).to(tl.int64)
     row = logits + tl.load(draws + listed) * vocab
@@ -39,7 +42,7 @@ def _bias(logits, draws, ids, values, vocab, most, BLOCK: tl.constexpr):
         tl.store(row + found, _rounded(logit + bias), mask=found >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _ban(logits, draws, ids, vocab, most, BLOCK: tl.constexpr):
     listed = tl.program_id(0).to(tl.int64)
     row = logits + tl.load(draws + listed) * vocab
@@ -57,7 +60,7 @@ def _history(histories, listed, columns, longest, last, awaited, AWAITING: tl.co
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "first"])
 def _penalise(
     logits,
     draws,
@@ -120,15 +123,13 @@ def _mask(logits, draws, words, vocab, size, BLOCK: tl.constexpr):
 def bias(logits: Tensor, biases: Biases) -> None:
     """Adds to `logits` [draws, vocab]."""
     lists, most = biases.ids.shape
-    _bias[(lists,)](
-        logits, biases.draws, biases.ids, biases.values, logits.shape[1], most, BLOCK=_LISTED, enable_fp_fusion=False
-    )
+    launch(_bias, (lists,), logits, biases.draws, biases.ids, biases.values, logits.shape[1], most, BLOCK=_LISTED)
 
 
 def ban(logits: Tensor, bans: Bans) -> None:
     """Excludes ids of `logits` [draws, vocab]."""
     lists, most = bans.ids.shape
-    _ban[(lists,)](logits, bans.draws, bans.ids, logits.shape[1], most, BLOCK=_LISTED, enable_fp_fusion=False)
+    launch(_ban, (lists,), logits, bans.draws, bans.ids, logits.shape[1], most, BLOCK=_LISTED)
 
 
 def mask(logits: Tensor, masks: Masks, *, block: int) -> None:
@@ -136,7 +137,7 @@ def mask(logits: Tensor, masks: Masks, *, block: int) -> None:
     lists, size = masks.words.shape
     vocab = logits.shape[1]
     grid = (lists, triton.cdiv(vocab, block))
-    _mask[grid](logits, masks.draws, masks.words, vocab, size, BLOCK=block, enable_fp_fusion=False)
+    launch(_mask, grid, logits, masks.draws, masks.words, vocab, size, BLOCK=block)
 
 
 class Penaliser:
@@ -152,7 +153,9 @@ class Penaliser:
         counts = self._counted(min(lists, _COUNTED_AT_ONCE), vocab, logits.device)
         for first in range(0, lists, _COUNTED_AT_ONCE):
             # A product before a difference must be rounded, as it is on the host: no fusion.
-            _penalise[(min(lists - first, _COUNTED_AT_ONCE),)](
+            launch(
+                _penalise,
+                (min(lists - first, _COUNTED_AT_ONCE),),
                 logits,
                 penalties.draws,
                 penalties.histories,
@@ -168,8 +171,7 @@ class Penaliser:
                 first,
                 AWAITING=last is not None,
                 BLOCK=_LOOKED_BACK,
-                num_warps=8,
-                enable_fp_fusion=False,
+                warps=8,
             )
 
     def _counted(self, lists: int, vocab: int, device: torch.device) -> Tensor:
@@ -201,5 +203,5 @@ VARIANTS = (
     Variant("bias", _bias, {**_LISTS, "values": "*fp64"}, {"BLOCK": _LISTED}, fusion=False),
     Variant("ban", _ban, _LISTS, {"BLOCK": _LISTED}, fusion=False),
     Variant("penalise", _penalise, _HISTORIES, {"AWAITING": True, "BLOCK": _LOOKED_BACK}, num_warps=8, fusion=False),
-    Variant("mask", _mask, _WORDS, {"BLOCK": 4096}, fusion=False),
+    Variant("mask", _mask, _WORDS, {"BLOCK": 2048}, fusion=False),
 )

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chairlift.execute.torch.draws import Best, Nuclei
+from chairlift.execute.torch.kernels.launching import launch
 from chairlift.execute.torch.kernels.numbers import mass, ordered, scored
 from chairlift.execute.torch.kernels.variants import Variant
 
@@ -150,7 +151,9 @@ def _keep(
     weights = torch.zeros((cuts, levels, digits), dtype=torch.int64, device=logits.device)
     equals = torch.empty((cuts, splits, digits), dtype=torch.int32, device=logits.device)
     for level in range(levels):
-        _weigh[(cuts, splits)](
+        launch(
+            _weigh,
+            (cuts, splits),
             logits,
             draws,
             best,
@@ -165,10 +168,11 @@ def _keep(
             MASSES=masses,
             BLOCK=block,
             PART=min(block, _PART),
-            num_warps=8,
-            enable_fp_fusion=False,
+            warps=8,
         )
-    _cut[(cuts, splits)](
+    launch(
+        _cut,
+        (cuts, splits),
         logits,
         draws,
         limits,
@@ -180,8 +184,7 @@ def _keep(
         MASSES=masses,
         BLOCK=block,
         SPLITS=triton.next_power_of_2(splits),
-        num_warps=8,
-        enable_fp_fusion=False,
+        warps=8,
     )
 
 
@@ -190,10 +193,10 @@ def _variants(*, masses: bool) -> tuple[Variant, Variant]:
     shared = {"logits": "*fp32", "draws": "*i64", "prefixes": "*i64", "wanted": "*i64", "weights": "*i64", "equals": "*i32"}
     shared |= {"limits": "*fp64" if masses else "*i64", "vocab": "i32"}
     scoring = {"best": "*fp32", "temperatures": "*fp64" if masses else "*fp32", "level": "i32"}
-    constants = {"MASSES": masses, "BLOCK": 4096}
+    constants = {"MASSES": masses, "BLOCK": 2048}
     return (
         Variant(f"{name} digit", _weigh, {**shared, **scoring}, {**constants, "PART": _PART}, num_warps=8, fusion=False),
-        Variant(f"{name} cut", _cut, shared, {**constants, "SPLITS": 64}, num_warps=8, fusion=False),
+        Variant(f"{name} cut", _cut, shared, {**constants, "SPLITS": 128}, num_warps=8, fusion=False),
     )
 
 

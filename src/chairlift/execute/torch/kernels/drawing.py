@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chairlift.execute.torch.draws import Noisy
+from chairlift.execute.torch.kernels.launching import launch
 from chairlift.execute.torch.kernels.numbers import gumbel, scored
 from chairlift.execute.torch.kernels.variants import Variant
 from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, FINE
@@ -90,7 +91,9 @@ class Survey:
 
     def take(self, logits: Tensor, *, raw: bool) -> None:
         """Looks at `logits` [rows, vocab]; at raw ones first."""
-        _survey[self._values.shape](
+        launch(
+            _survey,
+            self._values.shape,
             logits,
             self._values,
             self._ids,
@@ -98,8 +101,7 @@ class Survey:
             self._vocab,
             CHECKING=raw,
             BLOCK=self._block,
-            num_warps=8,
-            enable_fp_fusion=False,
+            warps=8,
         )
 
     def settled(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,7 +110,9 @@ class Survey:
         tokens = torch.empty(rows, dtype=torch.int64, device=device)
         failed = torch.empty(rows, dtype=torch.uint8, device=device)
         best = torch.empty(rows, dtype=torch.float32, device=device)
-        _settle[(rows,)](
+        launch(
+            _settle,
+            (rows,),
             self._values,
             self._ids,
             self._broken,
@@ -117,8 +121,7 @@ class Survey:
             best,
             self._splits,
             SPLITS=triton.next_power_of_2(self._splits),
-            num_warps=1,
-            enable_fp_fusion=False,
+            warps=1,
         )
         return tokens, failed, best
 
@@ -129,7 +132,9 @@ def race(logits: Tensor, noisy: Noisy, best: Tensor, failed: Tensor, tokens: Ten
     splits = triton.cdiv(vocab, block)
     values = torch.empty((racing, splits), dtype=torch.float64, device=logits.device)
     ids = torch.empty((racing, splits), dtype=torch.int32, device=logits.device)
-    _race[(racing, splits)](
+    launch(
+        _race,
+        (racing, splits),
         logits,
         noisy.draws,
         best,
@@ -141,10 +146,11 @@ def race(logits: Tensor, noisy: Noisy, best: Tensor, failed: Tensor, tokens: Ten
         vocab,
         CUTTING=noisy.min_p is not None,
         BLOCK=block,
-        num_warps=8,
-        enable_fp_fusion=False,
+        warps=8,
     )
-    _finish[(racing,)](
+    launch(
+        _finish,
+        (racing,),
         values,
         ids,
         noisy.draws,
@@ -152,8 +158,7 @@ def race(logits: Tensor, noisy: Noisy, best: Tensor, failed: Tensor, tokens: Ten
         tokens,
         splits,
         SPLITS=triton.next_power_of_2(splits),
-        num_warps=1,
-        enable_fp_fusion=False,
+        warps=1,
     )
 
 
@@ -168,12 +173,12 @@ VARIANTS = (
         "survey",
         _survey,
         {**_PARTS, "logits": "*fp32", "broken": "*i32", "vocab": "i32"},
-        {"CHECKING": True, "BLOCK": 4096},
+        {"CHECKING": True, "BLOCK": 2048},
         num_warps=8,
         fusion=False,
     ),
-    Variant("settle", _settle, {**_PARTS, **_SETTLED}, {"SPLITS": 64}, num_warps=1, fusion=False),
-    Variant("race", _race, _RACE, {"CUTTING": False, "BLOCK": 4096}, num_warps=8, fusion=False),
-    Variant("race min-p", _race, _RACE, {"CUTTING": True, "BLOCK": 4096}, num_warps=8, fusion=False),
-    Variant("finish", _finish, _FINISHED, {"SPLITS": 64}, num_warps=1, fusion=False),
+    Variant("settle", _settle, {**_PARTS, **_SETTLED}, {"SPLITS": 128}, num_warps=1, fusion=False),
+    Variant("race", _race, _RACE, {"CUTTING": False, "BLOCK": 2048}, num_warps=8, fusion=False),
+    Variant("race min-p", _race, _RACE, {"CUTTING": True, "BLOCK": 2048}, num_warps=8, fusion=False),
+    Variant("finish", _finish, _FINISHED, {"SPLITS": 128}, num_warps=1, fusion=False),
 )

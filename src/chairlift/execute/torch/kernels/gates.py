@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chairlift.execute.torch.kernels.launching import launch
 from chairlift.execute.torch.kernels.variants import Variant
 from chairlift.execute.torch.ops import Activation
 
@@ -34,8 +35,17 @@ def gate(gate_up: Tensor, activation: Activation) -> Tensor:
     assert gate_up.stride(1) == 1, "elements of a row that lie apart"
     gated = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows > 0:
-        _gate_rows[(rows, triton.cdiv(size, _BLOCK))](
-            gate_up, gated, size, gate_up.stride(0), ACTIVATION=activation, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True
+        launch(
+            _gate_rows,
+            (rows, triton.cdiv(size, _BLOCK)),
+            gate_up,
+            gated,
+            size,
+            gate_up.stride(0),
+            ACTIVATION=activation,
+            BLOCK=_BLOCK,
+            warps=4,
+            fusion=True,
         )
     return gated
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chairlift.execute.torch.kernels.launching import launch
 from chairlift.execute.torch.kernels.variants import Variant
 
 _ELEMENTS_PER_WARP = 512
@@ -59,7 +60,9 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, normed: Tensor, total: 
     if rows == 0:
         return
     block = triton.next_power_of_2(size)
-    _norm_rows[(rows,)](
+    launch(
+        _norm_rows,
+        (rows,),
         x,
         residual,
         weight,
@@ -71,8 +74,8 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, normed: Tensor, total: 
         eps,
         ADDING=adding,
         BLOCK=block,
-        num_warps=_warps(block),
-        enable_fp_fusion=True,
+        warps=_warps(block),
+        fusion=True,
     )
 
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chairlift.execute.torch.kernels.launching import launch
 from chairlift.execute.torch.kernels.variants import Variant
 from chairlift.execute.torch.ops import QKNorm
 
@@ -39,15 +40,15 @@ def _rotate_and_store(
 ):
     token = tl.program_id(0).to(tl.int64)
     # Heads in their order in qkv: queries, keys, values.
-    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
-    pair = tl.arange(0, BLOCK)[None, :]
+    head = tl.expand_dims(tl.program_id(1) * HEADS + tl.arange(0, HEADS), 1)
+    pair = tl.expand_dims(tl.arange(0, BLOCK), 0)
     inside = (head < heads + 2 * kv_heads) & (pair < HALF)
     source = qkv + token * token_stride + head * (2 * HALF) + pair
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     turned = inside & (head < heads + kv_heads)
     if NORMED:
-        mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1))[:, None] / (2 * HALF)
+        mean = tl.expand_dims(tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1), 1) / (2 * HALF)
         scale = tl.rsqrt(mean + eps)
         of_query, of_key = turned & (head < heads), turned & (head >= heads)
         # Of the two loads of a weight only one is not masked.
@@ -103,7 +104,9 @@ def rotate_store(
         return queries
     block = triton.next_power_of_2(head_dim // 2)
     together = _heads(heads + 2 * kv_heads, block)
-    _rotate_and_store[(tokens, triton.cdiv(heads + 2 * kv_heads, together))](
+    launch(
+        _rotate_and_store,
+        (tokens, triton.cdiv(heads + 2 * kv_heads, together)),
         qkv,
         positions,
         cos,
@@ -126,8 +129,8 @@ def rotate_store(
         NORMED=norms is not None,
         HEADS=together,
         BLOCK=block,
-        num_warps=4,
-        enable_fp_fusion=True,
+        warps=4,
+        fusion=True,
     )
     return queries
 

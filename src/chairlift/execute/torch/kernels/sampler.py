@@ -11,8 +11,9 @@ from chairlift.execute.torch.kernels import changing, cutting, drawing
 from chairlift.execute.torch.kernels.drawing import Survey
 from chairlift.execute.torch.sampler import MOST_VOCAB, Drawn, awaited, logprobs
 
-_BLOCK = 4096
-"""Logits of one program. It is an estimate: nothing has been measured yet."""
+_BLOCK = 2048
+"""Logits of one program: 8 a thread, and 128 programs for a row of 262,144, about as many as an H200 has multiprocessors. It is
+an estimate: nothing has been measured yet."""
 
 
 class TritonSampler:
