@@ -222,6 +222,14 @@ def test_a_failure_while_compiling_ends_what_was_started() -> None:
     assert progress.told == ["start Compiling kernels (once) None", "done"]
 
 
+@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed")
+@pytest.mark.parametrize(("asked", "depth"), [(None, 1), (False, 1), (True, 2)])
+def test_steps_overlap_on_the_cpu_only_if_that_is_asked_for(asked: bool | None, depth: int) -> None:
+    """The executor in PyTorch computes there as it is asked: results would only come later."""
+    options = EngineOptions(executor="torch", device="cpu", async_scheduling=asked)
+    assert fit(MODEL, options, free_bytes=GIB).config.depth == depth
+
+
 @pytest.mark.parametrize("executor", [name for name in EXECUTORS if name != "torch" or find_spec("torch")])
 def test_every_executor_makes_what_it_says(executor: str) -> None:
     """With the sizes that the engine has, it answers."""

@@ -285,6 +285,12 @@ def _check_torch(options: EngineOptions) -> None:
     torch_options.resolve(options.device, options.dtype, options.attention_backend)
 
 
+def _torch_overlaps(options: EngineOptions) -> bool:
+    from chairlift.execute.torch.device import Device
+
+    return Device.pick(options.device).overlaps
+
+
 # ── all of them ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -296,12 +302,14 @@ class Kind:
     prospect: Callable[[Model, EngineOptions], Prospect]
     depth: int = 1
     """Steps that it can have in flight."""
+    overlaps: Callable[[EngineOptions], bool] = lambda _: True
+    """Whether having them in flight saves any time."""
 
 
 EXECUTORS: Mapping[str, Kind] = MappingProxyType(
     {
         "cpu": Kind(_check_cpu, _Cpu),
-        "torch": Kind(_check_torch, _Torch),
+        "torch": Kind(_check_torch, _Torch, depth=2, overlaps=_torch_overlaps),
         "reference": Kind(_check_reference, _Reference),
     },
 )
@@ -323,8 +331,11 @@ def check(options: EngineOptions) -> None:
 
 
 def depth(options: EngineOptions) -> int:
-    """Steps in flight: as many as the executor can have, unless that is not wanted."""
-    return 1 if options.async_scheduling is False else EXECUTORS[options.executor].depth
+    """Steps in flight: as many as the executor can have, if that is wanted or, where nobody says, of use."""
+    kind = EXECUTORS[options.executor]
+    if kind.depth == 1 or options.async_scheduling is False:
+        return 1
+    return kind.depth if options.async_scheduling or kind.overlaps(options) else 1
 
 
 def _check_owners(options: EngineOptions, executor: str) -> None:

@@ -86,7 +86,7 @@ def test_a_flag_that_cannot_be_read_says_so_at_the_end(
         (("models", "--fetch", "nosuchmodel"), "is no known model"),
         (("serve", "--config", "missing.yaml"), "No such file"),
         (("run", "dummy:tiny", "x" * 5000, *PLAIN), "maximum context length"),
-        (("serve", "--executor", "abacus"), "there is no executor 'abacus'; there are cpu, reference"),
+        (("serve", "--executor", "abacus"), "there is no executor 'abacus'; there are cpu, torch, reference"),
         (("run", "dummy:tiny", "hi", "--quantization", "int3"), "it may be auto, int8, int4, none"),
         (("chat", "dummy:tiny", "--isa", "sse9"), "isa 'sse9' is unknown"),
         (("check", "dummy:tiny", "--kv-cache-dtype", "f8"), "kv_cache_dtype 'f8' is unknown"),

@@ -4,6 +4,7 @@ import signal
 import socket
 from collections.abc import Generator
 from dataclasses import replace
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -35,6 +36,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         said = "deadline; a tenant is an API key; priorities from -2 to 100; slo_class: chat, report"
         assert until(process, "order").split(maxsplit=1)[1] == said
         yield address(until(process, "address"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 0
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed")
+@pytest.mark.parametrize("flag", ["--async-scheduling", "--no-async-scheduling"])
+def test_a_server_in_pytorch_says_so_and_answers(flag: str) -> None:
+    asked = ("--executor", "torch", "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "reference", flag)
+    with chairlift("serve", "dummy:tiny", "--port", "0", *asked, OMP_NUM_THREADS="1") as process:
+        said = "torch: cpu, weights in bfloat16, KV bf16, attention reference (asked for), other kernels torch"
+        assert until(process, "compute").split(maxsplit=1)[1] == said
+        url = address(until(process, "address"))
+        body = {"prompt": "x", "max_tokens": 3, "temperature": 0.5, "seed": 1, "n": 2, "logprobs": 1}
+        assert httpx.post(f"{url}/v1/completions", json=body).json()["usage"]["completion_tokens"] == 6
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_S) == 0
 

@@ -13,13 +13,16 @@ import torch_twins
 from numpy.typing import NDArray
 from real_models import real_model
 from tiny_decoders import ArrayWeights, row
+from torch_executors import torch_executor
 from transformers import PreTrainedModel
 from virtual import Ride, request
 
 from chairlift.core.config import EngineConfig
+from chairlift.core.ports import Executor
 from chairlift.engine.core import EngineCore
 from chairlift.execute.parameters import Parameters
 from chairlift.execute.reference import ReferenceExecutor
+from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.models.description import Description
 from chairlift.text.tokenizer import build
 
@@ -91,7 +94,19 @@ class Real:
     def executor(self, num_blocks: int) -> ReferenceExecutor:
         return ReferenceExecutor(self.description, self.parameters, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
-    def ride(self, num_blocks: int) -> Ride:
+    def torch_executor(self, num_blocks: int) -> TorchExecutor:
+        """In float32, with a copy of the weights."""
+        weights = ArrayWeights(self.parameters.tensors)
+        return torch_executor(
+            self.description,
+            weights,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_tokens=BUDGET,
+            max_rows=len(self.prompts),
+        )
+
+    def ride(self, num_blocks: int, executor: Executor | None = None) -> Ride:
         config = EngineConfig(
             max_model_len=num_blocks * BLOCK_SIZE,
             num_blocks=num_blocks,
@@ -99,7 +114,7 @@ class Real:
             max_num_seqs=len(self.prompts),
             max_num_batched_tokens=BUDGET,
         )
-        return Ride(EngineCore(config, self.executor(num_blocks)))
+        return Ride(EngineCore(config, executor or self.executor(num_blocks)))
 
     def answer(self, ride: Ride, names: Sequence[str]) -> dict[str, list[int]]:
         ride.submit(*(request(name, self.prompts[name], self.new_tokens) for name in names))
@@ -169,6 +184,12 @@ class TestSmolLM2:
         assert ride.preemptions > 0
         assert ride.free_again
 
+    def test_in_pytorch_together_with_preemption(self, smollm2: Real, smollm2_alone: dict[str, list[int]]) -> None:
+        ride = smollm2.ride(num_blocks=20, executor=smollm2.torch_executor(num_blocks=20))
+        assert smollm2.answer(ride, list(smollm2.prompts)) == smollm2_alone
+        assert ride.preemptions > 0
+        assert ride.free_again
+
 
 class TestGemma3:
     def test_all_prompts_are_longer_than_the_window(self, gemma3: Real) -> None:
@@ -177,6 +198,12 @@ class TestGemma3:
 
     def test_alone(self, gemma3: Real, gemma3_alone: dict[str, list[int]]) -> None:
         assert gemma3_alone == {name: gemma3.best_guesses(name, answer) for name, answer in gemma3_alone.items()}
+
+    def test_in_pytorch(self, gemma3: Real, gemma3_alone: dict[str, list[int]]) -> None:
+        """The shortest one."""
+        name = min(gemma3.prompts, key=lambda one: len(gemma3.prompts[one]))
+        ride = gemma3.ride(num_blocks=60, executor=gemma3.torch_executor(num_blocks=60))
+        assert gemma3.answer(ride, [name]) == {name: gemma3_alone[name]}
 
     def test_together_with_preemption(self, gemma3: Real, gemma3_alone: dict[str, list[int]]) -> None:
         first_two = [len(prompt) for prompt in gemma3.prompts.values()][:2]

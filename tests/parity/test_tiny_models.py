@@ -8,12 +8,15 @@ import pytest
 import torch_twins
 from numpy.typing import NDArray
 from tiny_decoders import random_tokens, row
+from torch_executors import torch_executor
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from chairlift.evaluate.logits import LogitsExecutor
 from chairlift.execute.reference import ReferenceExecutor
 from chairlift.models.folder import load_folder
 
 pytestmark = pytest.mark.parity
+on_both = pytest.mark.parametrize("kind", ["reference", "torch"])
 
 LENGTH = 20
 BLOCK_SIZE = 4
@@ -83,8 +86,10 @@ class Compared:
         self.expected = expected
         self.tokens = random_tokens(LENGTH, vocab=96)
 
-    def executor(self) -> ReferenceExecutor:
+    def executor(self, kind: str) -> LogitsExecutor:
         model = load_folder(self.folder, name="tiny")
+        if kind == "torch":
+            return torch_executor(model.description, model.weights, num_blocks=10, block_size=BLOCK_SIZE)
         return ReferenceExecutor.load(model.description, model.weights, num_blocks=10, block_size=BLOCK_SIZE)
 
     def check(self, logits: NDArray[np.float32], position: int) -> None:
@@ -92,12 +97,14 @@ class Compared:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
-def test_a_prompt_at_once(compared: Compared) -> None:
-    compared.check(compared.executor().logits([row(compared.tokens, BLOCKS)])[0], -1)
+@on_both
+def test_a_prompt_at_once(compared: Compared, kind: str) -> None:
+    compared.check(compared.executor(kind).logits([row(compared.tokens, BLOCKS)])[0], -1)
 
 
-def test_a_prompt_cut_anywhere(compared: Compared) -> None:
-    executor = compared.executor()
+@on_both
+def test_a_prompt_cut_anywhere(compared: Compared, kind: str) -> None:
+    executor = compared.executor(kind)
     for cut in range(1, LENGTH):
         before = executor.logits([row(compared.tokens[:cut], BLOCKS)])
         after = executor.logits([row(compared.tokens[cut:], BLOCKS, start=cut)])
@@ -105,7 +112,8 @@ def test_a_prompt_cut_anywhere(compared: Compared) -> None:
         compared.check(after[0], -1)
 
 
-def test_token_by_token(compared: Compared) -> None:
-    executor = compared.executor()
+@on_both
+def test_token_by_token(compared: Compared, kind: str) -> None:
+    executor = compared.executor(kind)
     for position, token in enumerate(compared.tokens):
         compared.check(executor.logits([row([token], BLOCKS, start=position)])[0], position)

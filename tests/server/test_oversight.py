@@ -34,7 +34,7 @@ async def waiting(settings: Settings | None = None) -> AsyncIterator[tuple[Serve
             await server.taken(count)
         server.executor.allow(2)
         executor = server.executor
-        await until(lambda: len(executor.plans) == 2)
+        await until(lambda: len(executor.plans) == 2 and server.metrics.read().generation_tokens == 2)
         yield server, asked
         server.executor.open()
         await asyncio.gather(*asked.values())

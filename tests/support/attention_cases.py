@@ -119,7 +119,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, most_rows: int = 4, most_tokens: int = 20, furthest: int = 70) -> Case:
+def cases(draw: st.DrawFn, *, most_rows: int = 3, most_tokens: int = 9, furthest: int = 50) -> Case:
     """Next tokens, chunks, whole prompts and pads, of any heads."""
     group, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 2))
     heads = Heads(

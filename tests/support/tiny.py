@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from executors import ShadowExecutor
+from mirrored import mirrored
 from starlette.applications import Starlette
 
 from chairlift.core.config import EngineConfig
@@ -180,7 +181,7 @@ def make_service(setup: Setup) -> tuple[Service, ShadowExecutor, Metrics]:
     config = setup.config
     executor = setup.executor(config.num_blocks, config.block_size, setup.next_token)
     metrics, traces = Metrics(), Traces()
-    client = EngineClient(config, executor, sinks=[metrics, traces], clock=setup.clock).start()
+    client = EngineClient(config, mirrored(executor, config), sinks=[metrics, traces], clock=setup.clock).start()
     tokenizer: Tokenizer = build(setup.source)
     service = Service(
         names=("tiny", "alias"),

@@ -1,4 +1,4 @@
-"""Transformers' models, tiny and random or built from a model of ours. The only test module that imports torch at its top."""
+"""Transformers' models, tiny and random or built from a model of ours. Imports torch at its top."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tiny_decoders import PLAIN, VARIANTS, random_tokens, random_weights, row
 from torch_executors import torch_executor
 
-from chairlift.core.types import Draw, Plan, Result, Sampling, Work
-from chairlift.execute.torch.batch import PENDING
+from chairlift.core.types import PENDING, Draw, Plan, Result, Sampling, Work
 from chairlift.execute.torch.executor import TorchExecutor
 
 EVERYTHING = VARIANTS["everything"]

@@ -7,17 +7,15 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.types import Work
+from chairlift.core.types import PENDING, Work
 from chairlift.execute.torch.device import Device
-
-PENDING = -1
-"""Stands for a token that a plan in flight draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +60,28 @@ class Batch:
         return max(self.seen)
 
 
-class _Buffers:
+Numbers = TypeVar("Numbers", Tensor, NDArray[Any])
+
+
+class _Buffers(Generic[Numbers]):
     """The numbers of a step. They lie in few pieces, as every piece is a copy to the device."""
+
+    def __init__(self, longs: Numbers, ints: Numbers, tables: Numbers, *, max_tokens: int, max_rows: int) -> None:
+        self.longs, self.ints, self.tables = longs, ints, tables
+        self.tokens, self.positions, self.slots, self.sources = (
+            longs[at * max_tokens : (at + 1) * max_tokens] for at in range(4)
+        )
+        self.last = longs[4 * max_tokens :]
+        self.bounds, self.contexts = ints[: max_rows + 1], ints[max_rows + 1 :]
+
+
+class _Host:
+    """What the device's buffers are filled from: the same memory as tensors and as arrays of NumPy."""
 
     def __init__(self, longs: Tensor, ints: Tensor, tables: Tensor, *, max_tokens: int, max_rows: int) -> None:
         self.longs, self.ints, self.tables = longs, ints, tables
-        self.tokens, self.positions, self.slots, self.sources = longs[: 4 * max_tokens].view(4, max_tokens).unbind()
-        self.last = longs[4 * max_tokens :]
-        self.bounds, self.contexts = ints[: max_rows + 1], ints[max_rows + 1 :]
+        arrays = longs.numpy(), ints.numpy(), tables.numpy()
+        self.numbers: _Buffers[NDArray[Any]] = _Buffers(*arrays, max_tokens=max_tokens, max_rows=max_rows)
         self.kept: list[array[int] | None] = [None] * max_rows
         """Whose blocks stand in `tables`. Arrays of blocks are never changed, but replaced."""
 
@@ -99,16 +111,12 @@ class Batches:
         rows = max_rows + 1
         longs, ints = 4 * max_tokens + rows, 2 * rows + 1
 
-        def buffers(zeros: Callable[..., Tensor]) -> _Buffers:
-            pieces = (
-                zeros(longs, dtype=torch.int64),
-                zeros(ints, dtype=torch.int32),
-                zeros(rows, most_blocks, dtype=torch.int32),
-            )
-            return _Buffers(*pieces, max_tokens=max_tokens, max_rows=rows)
+        def pieces(zeros: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            return zeros(longs, dtype=torch.int64), zeros(ints, dtype=torch.int32), zeros(rows, most_blocks, dtype=torch.int32)
 
-        self._hosts = [buffers(device.host) for _ in range(flights)]
-        self._own = buffers(partial(torch.zeros, device=device.on))
+        self._hosts = [_Host(*pieces(device.host), max_tokens=max_tokens, max_rows=rows) for _ in range(flights)]
+        own = pieces(partial(torch.zeros, device=device.on))
+        self._own: _Buffers[Tensor] = _Buffers(*own, max_tokens=max_tokens, max_rows=rows)
         self._turn = 0
 
     def fill(self, work: Sequence[Work], drawn: Tensor, drawn_by: Mapping[str, int]) -> Batch:
@@ -123,10 +131,10 @@ class Batches:
         counts, seen = [len(row.tokens) for row in rows], [row.end for row in rows]
         self._check(work, rows)
         self._write_rows(host, rows, counts, seen)
-        pending = self._write_sources(host, rows, drawn_by)
+        pending = self._write_sources(host.numbers, rows, drawn_by)
         padding = sum(len(row.tokens) for row in work if row.pad)
         if padding:
-            self._write_padding(host, sum(counts), padding, len(rows))
+            self._write_padding(host.numbers, sum(counts), padding, len(rows))
             counts.append(padding)
             seen.append(0)
         total, height = sum(counts), len(counts)
@@ -150,49 +158,49 @@ class Batches:
             seen=tuple(seen),
         )
 
-    def _write_rows(self, host: _Buffers, rows: Sequence[Work], counts: list[int], seen: list[int]) -> None:
+    def _write_rows(self, host: _Host, rows: Sequence[Work], counts: list[int], seen: list[int]) -> None:
         """Everything but where pending tokens come from."""
         height, total, size = len(rows), sum(counts), self._block_size
-        bounds, tables, positions = host.bounds.numpy(), host.tables.numpy(), host.positions.numpy()[:total]
+        numbers = host.numbers
+        bounds, tables, positions = numbers.bounds, numbers.tables, numbers.positions[:total]
         tokens = array("i")
         for at, row in enumerate(rows):
             tokens.extend(row.tokens)
             if host.kept[at] is not row.blocks:
-                self._write_table(host, tables, at, row)
+                self._write_table(host, at, row)
         np.cumsum(counts, out=bounds[1 : height + 1])
-        host.contexts.numpy()[:height] = seen
-        host.tokens.numpy()[:total] = tokens
+        numbers.contexts[:height] = seen
+        numbers.tokens[:total] = tokens
         of_row = np.repeat(np.arange(height), counts)
         positions[:] = np.arange(total) + (np.array(seen, dtype=np.int64) - bounds[1 : height + 1])[of_row]
-        host.slots.numpy()[:total] = tables[of_row, positions // size].astype(np.int64) * size + positions % size
+        numbers.slots[:total] = tables[of_row, positions // size].astype(np.int64) * size + positions % size
         ends = bounds[1 : height + 1][[bool(row.draws) for row in rows]]
-        host.last.numpy()[: len(ends)] = ends - 1
+        numbers.last[: len(ends)] = ends - 1
 
-    def _write_table(self, host: _Buffers, tables: NDArray[np.int32], at: int, row: Work) -> None:
+    def _write_table(self, host: _Host, at: int, row: Work) -> None:
         blocks = row.blocks
         assert len(blocks) <= self._most_blocks, f"{row.seq_id}: too many blocks"
         assert 0 <= min(blocks) <= max(blocks) < self._num_blocks, f"{row.seq_id}: no such block"
-        tables[at, : len(blocks)] = blocks
+        host.numbers.tables[at, : len(blocks)] = blocks
         host.kept[at] = blocks
 
-    def _write_sources(self, host: _Buffers, rows: Sequence[Work], drawn_by: Mapping[str, int]) -> bool:
+    def _write_sources(self, numbers: _Buffers[NDArray[Any]], rows: Sequence[Work], drawn_by: Mapping[str, int]) -> bool:
         """Where among the draws of the last step each pending token is. False if there is none."""
         awaited = [drawn_by[row.seq_id] if row.tokens[-1] == PENDING else -1 for row in rows]
         if max(awaited, default=-1) < 0:
             return False
-        sources = host.sources.numpy()
-        sources[:] = -1
-        sources[host.bounds.numpy()[1 : len(rows) + 1] - 1] = awaited
+        numbers.sources[:] = -1
+        numbers.sources[numbers.bounds[1 : len(rows) + 1] - 1] = awaited
         return True
 
-    def _write_padding(self, host: _Buffers, first: int, count: int, row: int) -> None:
+    def _write_padding(self, numbers: _Buffers[NDArray[Any]], first: int, count: int, row: int) -> None:
         """Tokens that are computed and dropped, whatever they are."""
         place = slice(first, first + count)
-        host.tokens.numpy()[place] = 0
-        host.positions.numpy()[place] = 0
-        host.slots.numpy()[place] = -1
-        host.bounds.numpy()[row + 1] = first + count
-        host.contexts.numpy()[row] = 0
+        numbers.tokens[place] = 0
+        numbers.positions[place] = 0
+        numbers.slots[place] = -1
+        numbers.bounds[row + 1] = first + count
+        numbers.contexts[row] = 0
 
     def _check(self, work: Sequence[Work], rows: Sequence[Work]) -> None:
         total = sum(len(row.tokens) for row in work)

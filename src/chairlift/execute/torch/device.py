@@ -110,6 +110,11 @@ class Device:
         return torch.cuda.get_device_capability(self.on) if self._cuda else None
 
     @property
+    def overlaps(self) -> bool:
+        """It works while the machine goes on: a step can be asked for before the one before it is done."""
+        return self._cuda
+
+    @property
     def graphs(self) -> bool:
         """A step can be captured once and be launched as a whole."""
         return self._cuda
@@ -125,6 +130,11 @@ class Device:
 
         return bool(knobs.runtime.interpret)
 
+    @property
+    def fused(self) -> bool:
+        """Triton's kernels are the faster way here. Its interpreter is none."""
+        return self._cuda and self.triton
+
     def host(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Zeros in the machine's memory, from where the device can take them by itself."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
@@ -135,8 +145,7 @@ class Device:
 
     def put(self, values: NDArray[np.generic]) -> Tensor:
         """A new tensor of the device. `values` may change at once."""
-        staged = self.host(*values.shape, dtype=torch.from_numpy(values).dtype)
-        staged.numpy()[...] = values
+        staged = torch.from_numpy(values).pin_memory() if self._cuda else torch.from_numpy(values).clone()
         # Pinned memory that is dropped is given out again only after copies out of it are done (PyTorch's host allocator).
         return staged.to(self.on, non_blocking=True)
 

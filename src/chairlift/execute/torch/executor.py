@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.costs import ModelCost
-from chairlift.core.types import Logprobs, Move, Plan, Result, Row, Work
+from chairlift.core.types import PENDING, Logprobs, Move, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
 from chairlift.execute.torch.attention.backends import build as build_attention
 from chairlift.execute.torch.attention.heads import Heads
-from chairlift.execute.torch.batch import PENDING, Batches
+from chairlift.execute.torch.batch import Batches
 from chairlift.execute.torch.decoder import Decoder, turns
 from chairlift.execute.torch.device import Device, Mark
-from chairlift.execute.torch.ops import TorchOps
+from chairlift.execute.torch.draws import Telling, Wanted, logprobs, write
+from chairlift.execute.torch.ops import Ops, TorchOps
 from chairlift.execute.torch.options import Choice
-from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, HostSampler
+from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, Sampler, TorchSampler
 from chairlift.execute.torch.swap import HostStore
 from chairlift.execute.torch.weights import ModelWeights, read
 from chairlift.models.description import Description, Weights
@@ -46,7 +47,8 @@ class _Answers(NamedTuple):
     work: tuple[Work, ...]
     tokens: Tensor
     failed: Tensor
-    logprobs: tuple[Logprobs | None, ...]
+    telling: Telling | None
+    told: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class TorchExecutor:
         device: Device,
         decoder: Decoder,
         batches: Batches,
-        sampler: HostSampler,
+        sampler: Sampler,
         kv: Tensor,
         host: HostStore,
         cost: ModelCost,
@@ -114,6 +116,7 @@ class TorchExecutor:
         total)` follows the reading.
         """
         device, dtype = choice.device, choice.dtype
+        ops, sampler = _fused() if choice.fused else (TorchOps(), TorchSampler())
         longest = max_model_len or num_blocks * block_size
         with device.active(), torch.inference_mode():
             held = read(description, weights, device=device, dtype=dtype, on_tensor=on_tensor)
@@ -125,7 +128,7 @@ class TorchExecutor:
                 held,
                 turns=turns(description, positions=longest, device=device),
                 kv=kv,
-                ops=TorchOps(),
+                ops=ops,
                 attention=build_attention(
                     choice.attention,
                     heads=Heads.of(description, block_size=block_size, dtype=dtype),
@@ -148,7 +151,7 @@ class TorchExecutor:
                 device=device,
                 decoder=decoder,
                 batches=batches,
-                sampler=HostSampler(device),
+                sampler=sampler,
                 kv=kv,
                 host=HostStore(device, kv, num_blocks=num_host_blocks),
                 cost=_cost(description, held, kv),
@@ -235,9 +238,13 @@ class TorchExecutor:
             self._drawn_by = {}
             return None
         logits = self._decoder.logits(hidden)
-        drawn = self._sampler.draw(logits, drawing, batch.pending)
+        wanted = [Wanted(draw, at, row.end) for at, row in enumerate(drawing) for draw in row.draws]
+        draws = write(wanted, rows=len(drawing), vocab=self._description.vocab, put=self._device.put)
+        drawn = self._sampler.draw(logits, draws, batch.pending)
         self._drawn, self._drawn_by = drawn.tokens, _first_draws(drawing)
-        return _Answers(drawing, self._device.fetch(drawn.tokens), self._device.fetch(drawn.failed), drawn.logprobs)
+        fetch = self._device.fetch
+        told = () if drawn.told is None else tuple(fetch(part) for part in drawn.told)
+        return _Answers(drawing, fetch(drawn.tokens), fetch(drawn.failed), draws.telling, told)
 
     def _known(self, row: Work) -> bool:
         """Whether the model has all tokens of a row. One that is pending will be its own; those of pads do not matter."""
@@ -258,11 +265,21 @@ class TorchExecutor:
         self._device.settle()
 
 
+def _fused() -> tuple[Ops, Sampler]:
+    from chairlift.execute.torch.kernels.ops import TritonOps
+    from chairlift.execute.torch.kernels.sampler import TritonSampler
+
+    return TritonOps(), TritonSampler()
+
+
 def _told(answers: _Answers | None) -> tuple[tuple[Row, ...], tuple[tuple[str, str], ...]]:
     """Rows that were drawn, and those that failed with what went wrong."""
     if answers is None:
         return (), ()
     tokens, codes = answers.tokens.tolist(), answers.failed.tolist()
+    told: tuple[Logprobs | None, ...] = (None,) * len(tokens)
+    if answers.telling is not None:
+        told = logprobs(answers.telling, *(part.numpy() for part in answers.told), count=len(tokens))
     rows: list[Row] = []
     failed: list[tuple[str, str]] = []
     first = 0
@@ -272,8 +289,8 @@ def _told(answers: _Answers | None) -> tuple[tuple[Row, ...], tuple[tuple[str, s
         if code:
             failed.append((work.seq_id, FAILURES[code]))
         else:
-            logprobs = tuple(one for one in answers.logprobs[first:end] if one is not None)
-            rows.append(Row(work.seq_id, tuple(tokens[first:end]), logprobs))
+            said = tuple(one for one in told[first:end] if one is not None)
+            rows.append(Row(work.seq_id, tuple(tokens[first:end]), said))
         first = end
     return tuple(rows), tuple(failed)
 

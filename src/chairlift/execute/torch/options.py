@@ -19,6 +19,8 @@ class Choice:
     dtype: torch.dtype
     """Of weights, activations, keys and values."""
     attention: Backend
+    fused: bool = False
+    """Triton's kernels do what lies between matrix products, and draw."""
 
     @property
     def dtype_name(self) -> str:
@@ -32,11 +34,12 @@ class Choice:
     @property
     def kernels(self) -> str:
         """In words: which implementations compute."""
-        return f"attention {self.attention.words}"
+        return f"attention {self.attention.words}, other kernels {'triton' if self.fused else 'torch'}"
 
 
 def resolve(device: str, dtype: str, attention_backend: str, *, head_dim: int | None = None) -> Choice:
     """ConfigError for what there is not, or not on this machine; what the model's heads rule out only if they are known."""
     picked = Device.pick(device)
     numbers = picked.dtype(dtype)
-    return Choice(picked, numbers, choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim))
+    attention = choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim)
+    return Choice(picked, numbers, attention, fused=picked.fused)

@@ -15,8 +15,8 @@ DEVICE_SHARE = 0.9
 FLOAT32_BYTES, INT64_BYTES, INT32_BYTES = 4, 8, 4
 STAGED_BYTES = 64 << 20
 """Of blocks that are on their way to the machine's memory or back, if sequences are swapped."""
-SAMPLED_BYTES = 48
-"""For every id of every row: logits, their scores in float64, and what sorting them takes."""
+DRAWING_BYTES = {True: 32, False: 128}
+"""For every id of every row: logits, before and after changes, and what drawing takes, by Triton's kernels or with sorts."""
 
 
 PIECE_BYTES = 2**20
@@ -49,7 +49,7 @@ def footprint(
         attention += _gathered(heads, queries=min(max_tokens, longest), longest=longest)
     work = (
         max_tokens * _activations(description, itemsize)
-        + max_rows * description.vocab * (itemsize + SAMPLED_BYTES)
+        + max_rows * description.vocab * (itemsize + DRAWING_BYTES[choice.fused])
         + attention
         + turns
         + buffers

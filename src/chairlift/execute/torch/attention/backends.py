@@ -34,6 +34,17 @@ class Attention(Protocol):
         ...
 
 
+class Place(Protocol):
+    """What a choice depends on of a device; see `device.Device`."""
+
+    @property
+    def capability(self) -> tuple[int, int] | None: ...
+    @property
+    def triton(self) -> bool: ...
+    @property
+    def words(self) -> str: ...
+
+
 class Backend(NamedTuple):
     """An implementation by its name, and in words why it is this one."""
 
@@ -50,7 +61,7 @@ class Backend(NamedTuple):
         return self.name == TRITON
 
 
-def choose(asked: str, device: Device, *, dtype: torch.dtype, head_dim: int | None = None) -> Backend:
+def choose(asked: str, device: Place, *, dtype: torch.dtype, head_dim: int | None = None) -> Backend:
     """The backend of that name; for "auto" the fastest there is for this device, type and size of heads.
 
     Until the model is known, `head_dim` is None and any will do. ConfigError for a name that there is not, and for a backend
@@ -96,7 +107,7 @@ def workspace_bytes(backend: Backend, *, heads: Heads, device: Device, max_rows:
     return 0
 
 
-def _fastest(device: Device, dtype: torch.dtype, head_dim: int | None) -> Backend:
+def _fastest(device: Place, dtype: torch.dtype, head_dim: int | None) -> Backend:
     if device.capability is None:
         return Backend(REFERENCE, "the others are for GPUs")
     without = _obstacle(FLASHINFER, device, dtype, head_dim)
@@ -104,10 +115,10 @@ def _fastest(device: Device, dtype: torch.dtype, head_dim: int | None) -> Backen
         return Backend(FLASHINFER, "it is installed")
     if device.triton:
         return Backend(TRITON, f"FlashInfer: {without}")
-    return Backend(REFERENCE, "neither FlashInfer nor Triton is installed")
+    return Backend(REFERENCE, "neither FlashInfer nor Triton can be used")
 
 
-def _obstacle(name: str, device: Device, dtype: torch.dtype, head_dim: int | None) -> str | None:
+def _obstacle(name: str, device: Place, dtype: torch.dtype, head_dim: int | None) -> str | None:
     """Why a backend cannot compute this here."""
     if name == TRITON and not device.triton:
         return "Triton is not installed" if find_spec("triton") is None else f"its kernels are for GPUs, not for {device.words}"

@@ -61,7 +61,7 @@ def _starts(sizes: Tensor) -> Tensor:
 
 
 class FlashInferAttention:
-    """One wrapper plans for one window, so there is one for each that the model has; a step plans those that its layers ask for.
+    """One wrapper plans for one window, so there is one for each; a step plans those that its layers ask for.
 
     The tokens of rows that see nothing are set to zero afterwards.
     """
@@ -89,7 +89,8 @@ class FlashInferAttention:
 
     def _wrapper(self, window: int | None) -> Wrapper:
         batch, told, heads = self._batch, self._pages, self._heads
-        assert batch is not None and told is not None, "nothing was planned"
+        assert batch is not None, "nothing was planned"
+        assert told is not None, "nothing was planned"
         # FlashInfer counts the keys to the left of a query, the query's own not among them.
         left = -1 if window is None else window - 1
         alike = {"window_left": left, "sm_scale": heads.scale, "q_data_type": heads.dtype, "kv_data_type": heads.dtype}

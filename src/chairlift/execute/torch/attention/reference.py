@@ -4,7 +4,7 @@ Knows rows, blocks and windows; what the keys are is the decoder's business.
 """
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from chairlift.execute.torch.attention.rows import Rows

@@ -6,19 +6,19 @@ depends on contexts is decided on the device, so a captured step serves other co
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
+from triton import knobs
 from triton import language as tl
 
 from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.attention.rows import Rows
 from chairlift.execute.torch.kernels.attention import attend_chunks, attend_tiles, join_chunks
-from chairlift.execute.torch.kernels.attention_tiles import Tiles, padded
+from chairlift.execute.torch.kernels.attention_tiles import AMPERE, JOIN, Tile, Tiles, padded
 
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_JOIN_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,10 @@ class TritonAttention:
         heads, tile, rows = self._heads, self._tiles.tiles, len(batch.counts)
         together = self._tiles.queries(heads.group)
         tokens = together // heads.group
-        attend_tiles[(heads.kv_heads, len(queries) // tokens + rows)](
+        _launch(
+            attend_tiles,
+            (heads.kv_heads, len(queries) // tokens + rows),
+            tile,
             queries,
             kv,
             batch.bounds,
@@ -93,9 +96,6 @@ class TritonAttention:
             DIM_PAD=padded(heads.head_dim),
             TILE=tile.keys,
             DOT=self._dot,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            enable_fp_fusion=True,
         )
 
     def _chunked(self, batch: Rows, queries: Tensor, kv: Tensor, mixed: Tensor, window: int) -> None:
@@ -103,7 +103,10 @@ class TritonAttention:
         heads, tiles, space, rows = self._heads, self._tiles, self._workspace, len(batch.counts)
         keys = min(batch.furthest, window) if window else batch.furthest
         programs = tiles.programs(rows=rows, kv_heads=heads.kv_heads, keys=keys)
-        attend_chunks[(heads.kv_heads, programs, rows)](
+        _launch(
+            attend_chunks,
+            (heads.kv_heads, programs, rows),
+            tiles.chunks,
             queries,
             kv,
             batch.bounds,
@@ -124,11 +127,11 @@ class TritonAttention:
             DIM_PAD=padded(heads.head_dim),
             TILE=tiles.chunks.keys,
             DOT=self._dot,
-            num_warps=tiles.chunks.warps,
-            num_stages=tiles.chunks.stages,
-            enable_fp_fusion=True,
         )
-        join_chunks[(heads.heads, rows)](
+        _launch(
+            join_chunks,
+            (heads.heads, rows),
+            JOIN,
             space.partials,
             space.weights,
             batch.bounds,
@@ -141,18 +144,23 @@ class TritonAttention:
             MOST=tiles.most_chunks,
             DIM_PAD=padded(heads.head_dim),
             TILE=tiles.chunks.keys,
-            num_warps=_JOIN_WARPS,
-            enable_fp_fusion=True,
         )
 
 
-def build(heads: Heads, *, max_rows: int, longest: int, device: torch.device, capability: tuple[int, int] | None) -> TritonAttention:
-    """For batches of at most `max_rows` rows of at most `longest` positions. Without a `capability`, in Triton's interpreter."""
+def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, *arguments: Any, **constants: Any) -> None:
+    # Triton warns if it is not told whether products and sums may be fused.
+    kernel[grid](*arguments, **constants, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=True)
+
+
+def build(
+    heads: Heads, *, max_rows: int, longest: int, device: torch.device, capability: tuple[int, int] | None
+) -> TritonAttention:
+    """For batches of at most `max_rows` rows of at most `longest` positions. Without a `capability` there is no GPU."""
     tiles = tiles_for(heads, longest=longest, capability=capability)
     workspace = Workspace.create(heads, tiles, max_rows=max_rows, device=device)
-    return TritonAttention(heads, tiles, workspace, interpreted=bool(triton.knobs.runtime.interpret))
+    return TritonAttention(heads, tiles, workspace, interpreted=bool(knobs.runtime.interpret))
 
 
 def tiles_for(heads: Heads, *, longest: int, capability: tuple[int, int] | None) -> Tiles:
-    tiles = Tiles.pick(head_dim=heads.head_dim, itemsize=heads.dtype.itemsize, capability=capability or (8, 0))
+    tiles = Tiles.pick(head_dim=heads.head_dim, itemsize=heads.dtype.itemsize, capability=capability or AMPERE)
     return tiles.up_to(longest)

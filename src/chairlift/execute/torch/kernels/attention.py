@@ -1,4 +1,4 @@
-"""Attention over keys and values in blocks, as Triton kernels: rows of one token by chunks of their context, longer ones by tiles.
+"""Attention over blocks of keys and values, as Triton kernels: rows of one token by chunks of keys, longer ones by tiles.
 
 Knows addresses and arithmetic; knows nothing of plans, nor of how many programs pay. Keys and values of a layer are
 [num_blocks, 2, block_size, kv_heads, head_dim] without gaps, queries and outputs [tokens, heads, head_dim] likewise.
@@ -7,6 +7,9 @@ Exponentials are of base 2, with the scale given in that base; sums and maxima a
 
 import triton
 import triton.language as tl
+
+from chairlift.execute.torch.kernels.attention_tiles import AMPERE, HOPPER, JOIN, Tiles, padded
+from chairlift.execute.torch.kernels.variants import Variant
 
 # A kernel that is compiled again because a width happens to divide by 16 would hold up whoever is being served.
 _VARIES = ["table_stride", "rows"]
@@ -292,3 +295,63 @@ def attend_tiles(
         )
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     tl.store(output + spot[:, None] * HEAD_DIM + dims[None, :], mixed.to(output.dtype.element_ty), mask=inside)
+
+
+def _variants(
+    head_dim: int, dtype: str, *, group: int, capability: tuple[int, int] = HOPPER, block_size: int = 16, window: int = 0
+) -> tuple[Variant, ...]:
+    """The kernels as 8 key heads of this size use them."""
+    pointer, tiles = f"*{dtype}", Tiles.pick(head_dim=head_dim, itemsize=_ITEMSIZES[dtype], capability=capability)
+    everywhere = tiles == Tiles.pick(head_dim=head_dim, itemsize=_ITEMSIZES[dtype], capability=AMPERE)
+    since = AMPERE if everywhere else capability
+    told = {"bounds": "*i32", "contexts": "*i32", "tables": "*i32", "table_stride": "i32", "scale": "fp32"}
+    left = {"partials": "*fp32", "weights": "*fp32"}
+    padding = {"HEAD_DIM": head_dim, "WINDOW": window, "DIM_PAD": padded(head_dim)}
+    shape = padding | {"KV_HEADS": 8, "GROUP": group, "BLOCK_SIZE": block_size, "DOT": _DTYPES[dtype]}
+    cut = {"LEAST": tiles.chunk, "MOST": tiles.most_chunks, "TILE": tiles.chunks.keys}
+    together = tiles.queries(group)
+    several = {"TOKENS": together // group, "QUERIES": together, "TILE": tiles.tiles.keys}
+    name = f"{head_dim} {dtype}, group {group}" + (f", window {window}" if window else "")
+    return (
+        Variant(
+            f"attend_chunks {name}",
+            attend_chunks,
+            {"queries": pointer, "kv": pointer} | told | left,
+            shape | cut | {"GROUP_PAD": padded(group)},
+            tiles.chunks.warps,
+            tiles.chunks.stages,
+            since=since,
+        ),
+        Variant(
+            f"attend_tiles {name}",
+            attend_tiles,
+            {"queries": pointer, "kv": pointer} | told | {"rows": "i32", "output": pointer},
+            shape | several,
+            tiles.tiles.warps,
+            tiles.tiles.stages,
+            since=since,
+        ),
+        Variant(
+            f"join_chunks {name}",
+            join_chunks,
+            left | {"bounds": "*i32", "contexts": "*i32", "output": pointer},
+            padding | cut | {"HEADS": 8 * group},
+            JOIN.warps,
+            since=since,
+        ),
+    )
+
+
+_DTYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+_ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+VARIANTS = (
+    *_variants(128, "bf16", group=4),
+    *_variants(128, "bf16", group=4, capability=AMPERE),
+    *_variants(64, "fp16", group=1, window=4096),
+    *_variants(80, "bf16", group=7, capability=AMPERE, window=1024, block_size=32),
+    *_variants(256, "bf16", group=8, window=512),
+    *_variants(128, "fp32", group=4),
+    *_variants(256, "fp32", group=2, window=512),
+)
+"""Those for AMPERE are for all GPUs, those for HOPPER with heads of 65 to 128 numbers for the newer ones only."""

@@ -6,6 +6,7 @@ largest that compile without spilling a register, programs are counted by what b
 
 from dataclasses import dataclass, replace
 
+AMPERE = (8, 0)
 HOPPER = (9, 0)
 """Compute capability of the first generation that multiplies out of shared memory, which leaves registers for larger tiles."""
 
@@ -13,7 +14,7 @@ CHUNK = 256
 """Least keys of a row that get a program of their own: 128 KiB of 16-bit keys and values of one head of 128, which take longer
 to read than a program to start, and 64 times what the program writes for one query."""
 MOST_CHUNKS = 32
-"""Chunks of a row, at most. A context of 8,192 and 8 key heads then give 256 programs, two for each multiprocessor of an H200."""
+"""Chunks of a row, at most. A context of 8,192 and 8 key heads give 256 programs: about two a multiprocessor of an H200."""
 PROGRAMS = 2112
 """How many programs there should be, rows, heads and chunks taken together: 16 for each of the 132 multiprocessors of an H200,
 so that rows of different lengths even out."""
@@ -23,12 +24,16 @@ LEAST_PROGRAMS = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program holds at once: `keys` keys and, where several tokens go together, at most `queries` queries of all heads."""
+    """What a program holds at once: `keys` keys and, where several tokens go together, `queries` queries, heads counted."""
 
     keys: int
     warps: int
     queries: int = 0
     stages: int = 3
+
+
+JOIN = Tile(keys=0, warps=4)
+"""Joins the chunks of one head; it holds no keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ class Variant:
     """One use of a kernel, made by `triton.jit`.
 
     `signature` has the type of every argument that is no constant, in Triton's words ("*bf16", "i32", "fp32"); `constants` has
-    all others. `fusion` allows products and sums to be fused, which rounds once where plain arithmetic rounds twice.
+    all others. `fusion` allows products and sums to be fused, which rounds once where plain arithmetic rounds twice. No GPU
+    before compute capability `since` uses it.
     """
 
     name: str
@@ -20,3 +21,4 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 3
     fusion: bool = True
+    since: tuple[int, int] = (8, 0)
