@@ -91,7 +91,8 @@ class Ranked:
     def yielding(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of a lower class that may be displaced, and some of its own class whose tenants have places to spare."""
         junior = bisect_right(running, self.rank(waiting), key=self.rank)
-        lower = [other for other in running[junior:] if self._seniority.may_evict(waiting, other)]
+        below = waiting.request.priority
+        lower = [one for one in running[junior:] if one.request.priority > below and self._seniority.may_evict(waiting, one)]
         return self.worst_first(lower + self._beyond_share(waiting, running))
 
     def _beyond_share(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
@@ -102,11 +103,12 @@ class Ranked:
         surplus = {} if self._ledger is None else self._ledger.surplus(waiting, running)
         if not surplus:
             return []
-        able = [one for one in running[1:] if one.request.priority == waiting.request.priority and _recovered(one)]
+        alike = [one for one in running[1:] if one.request.priority == waiting.request.priority]
+        able = [one for one in alike if one.request.tenant in surplus and _recovered(one)]
         yielding: list[Sequence] = []
         for other in self.worst_first(able):
             tenant = other.request.tenant
-            if surplus.get(tenant, 0.0) >= other.places:
+            if surplus[tenant] >= other.places:
                 surplus[tenant] -= other.places
                 yielding.append(other)
         return yielding

@@ -322,8 +322,10 @@ class Scheduler:
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
         if urgent is None:
             return []
+        if self._would_fit(urgent, []):
+            return []
         worst = self._queue.yielding(urgent, self.running)
-        if not worst or self._would_fit(urgent, []) or not self._would_fit(urgent, worst):
+        if not worst or not self._would_fit(urgent, worst):
             return []
         fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
         for sequence in worst[:fewest]:
@@ -333,8 +335,8 @@ class Scheduler:
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
         """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
         away = {other.id for other in leaving}
-        staying = [other for other in self.running if other.id not in away]
-        places = sum(other.places for other in staying) + sequence.places
+        staying = [other for other in self.running if other.id not in away] if away else self.running
+        places = self._places() - sum(other.places for other in leaving) + sequence.places
         if places > self.config.max_num_seqs or not self._policy.gate.takes(sequence, staying):
             return False
         match = self._memory.match(sequence)

@@ -96,9 +96,10 @@ class Ledger:
 
         That is, by weights, as much as the other one has then, or `reluctance` times as much if that one has any place now.
         """
-        tenant, places = waiting.request.tenant, Counter[str]()
-        for sequence in running:
-            places[sequence.request.tenant] += sequence.places
+        tenant, places = waiting.request.tenant, Counter([one.request.tenant for one in running])
+        for leader in running:
+            if leader.followers:
+                places[leader.request.tenant] += len(leader.followers)
         had = places.pop(tenant, 0)
         share = (self._reluctance if had else 1.0) * (had + waiting.places) / self._weight(tenant)
         spare = {other: count - max(1.0, share * self._weight(other)) for other, count in places.items()}
