@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,6 +94,26 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
     assert {name: getattr(config, name) for name in asked} == asked
 
 
+SWAP = replace(REFERENCE, preemption_mode="swap", kv_cache_memory_bytes=MIB)
+
+
+def test_swap_space_becomes_blocks_of_the_size_of_the_others() -> None:
+    sizes = fit(MODEL, replace(SWAP, swap_space=0.001), free_bytes=GIB)
+    block_bytes = sizes.kv.kv_bytes // sizes.config.num_blocks
+    assert sizes.config.num_host_blocks == int(0.001 * GIB) // block_bytes
+    assert sizes.host_bytes == sizes.config.num_host_blocks * block_bytes
+
+
+def test_without_swap_nothing_is_kept_free_for_it() -> None:
+    sizes = fit(MODEL, replace(SWAP, preemption_mode="recompute"), free_bytes=GIB)
+    assert (sizes.config.num_host_blocks, sizes.host_bytes) == (0, 0)
+
+
+def test_a_swap_space_that_does_not_fit_beside_all_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lower swap_space"):
+        fit(MODEL, replace(SWAP, max_num_seqs=512), free_bytes=4 * MIB)
+
+
 def test_parameters_are_counted_over_all_tensors() -> None:
     layer = 24 * 24 + 2 * 12 * 24 + 24 * 24 + 3 * 24 * 40 + 2 * 24
     assert parameter_count(PLAIN) == 2 * 61 * 24 + 24 + 2 * layer
@@ -125,6 +146,7 @@ def test_bytes_are_written_for_people() -> None:
     ("options", "reason"),
     [
         (EngineOptions(executor="abacus"), "there is no executor 'abacus'"),
+        (EngineOptions(executor="reference", async_scheduling=True), "the executor reference computes one step at a time"),
         *(
             (replace(REFERENCE, **setting), "is a setting of the executor cpu, not of reference")
             for setting in ({"threads": 2}, {"isa": "avx2"}, {"quantization": "none"}, {"kv_cache_dtype": "f32"})
@@ -134,6 +156,8 @@ def test_bytes_are_written_for_people() -> None:
             for setting in ({"device": "cpu"}, {"dtype": "float32"}, {"attention_backend": "reference"})
         ),
         (EngineOptions(executor="torch", threads=1), "threads is a setting of the executor cpu, not of torch"),
+        (EngineOptions(preemption_mode="swop"), "there are recompute, swap"),
+        *((EngineOptions(swap_space=size), "above 0") for size in (0.0, -1.0, math.inf, math.nan)),
         (EngineOptions(quantization="int3"), "it may be auto, int8, int4, none"),
         (EngineOptions(isa="sse9"), "isa 'sse9' is unknown"),
         (EngineOptions(kv_cache_dtype="f8"), "kv_cache_dtype 'f8' is unknown"),

@@ -3,6 +3,7 @@
 Knows what a model needs of the memory that there is; knows neither HTTP nor terminals.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from chairlift import executors
 from chairlift.cache.prefix import prefix_index
-from chairlift.cache.sizing import KVSize, size_pool
+from chairlift.cache.sizing import KVSize, host_blocks, size_pool
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError, ModelError
 from chairlift.core.ports import Executor, Gauge
@@ -20,7 +21,7 @@ from chairlift.models import registry
 from chairlift.models.description import Model
 from chairlift.models.fetch import Progress
 from chairlift.models.registry import Sources
-from chairlift.options import EngineOptions
+from chairlift.options import PREEMPTION_MODES, SWAP, EngineOptions
 from chairlift.schedule import presets
 from chairlift.text import tokenizer as tokenizers
 from chairlift.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
@@ -47,6 +48,8 @@ class Fit:
     """Tokens that the model was made for; `config.max_model_len` is less if asked for, or if no more fits."""
     free_bytes: int
     """What was free where it computes: in this machine's memory, or in that of a GPU."""
+    host_bytes: int = 0
+    """Of this machine's memory, for the keys and values of those who are swapped."""
 
     @property
     def kv_tokens(self) -> int:
@@ -79,7 +82,7 @@ def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
     description = model.description
     executor = prospect(model, options)
     needs, place = executor.footprint, executor.room(free_bytes)
-    free_bytes = place.free_bytes
+    machine_bytes, free_bytes = free_bytes, place.free_bytes
     room = free_bytes - needs.weight_bytes - needs.work_bytes
     if needs.weight_bytes > free_bytes:
         raise ModelError(f"the weights take {gib(needs.weight_bytes)} in memory, but only {gib(free_bytes)} are free")
@@ -103,8 +106,15 @@ def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
             f"weights ({gib(needs.weight_bytes)}), the memory of a step ({gib(needs.work_bytes)}) and KV cache"
             f" ({gib(kv.kv_bytes)}) do not fit into {gib(free_bytes)} of free memory: lower kv_cache_memory_bytes"
         )
-    config = _config(options, max_model_len=kv.max_model_len, num_blocks=kv.num_blocks)
-    return Fit(config, executor.computes, kv, needs.weight_bytes, needs.work_bytes, description.context, free_bytes)
+    host = _host_blocks(options, kv)
+    host_bytes = host * (kv.kv_bytes // kv.num_blocks)
+    left = machine_bytes if place.apart else room - kv.kv_bytes
+    if host_bytes > left:
+        raise ConfigError(
+            f"a swap space of {gib(host_bytes)} does not fit into the {gib(left)} that are left: lower swap_space"
+        )
+    config = _config(options, max_model_len=kv.max_model_len, num_blocks=kv.num_blocks, num_host_blocks=host)
+    return Fit(config, executor.computes, kv, needs.weight_bytes, needs.work_bytes, description.context, free_bytes, host_bytes)
 
 
 def resized(fit: Fit, config: EngineConfig) -> Fit:
@@ -122,15 +132,33 @@ def resized(fit: Fit, config: EngineConfig) -> Fit:
 def check_options(options: EngineOptions) -> None:
     """ConfigError for settings that cannot work with any model: to be found before one is fetched."""
     executors.check(options)
+    _swap_bytes(options)
     least = options.max_model_len or 2
     config = _config(options, max_model_len=least, num_blocks=least)
     presets.preset(config, prefix_index(config.block_size, enabled=config.shares_prefixes))
 
 
-def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int) -> EngineConfig:
+def _host_blocks(options: EngineOptions, kv: KVSize) -> int:
+    swap_bytes = _swap_bytes(options)
+    if options.preemption_mode != SWAP:
+        return 0
+    return host_blocks(kv, block_size=options.block_size, max_num_seqs=options.max_num_seqs, swap_bytes=swap_bytes)
+
+
+def _swap_bytes(options: EngineOptions) -> int:
+    if options.preemption_mode not in PREEMPTION_MODES:
+        modes = ", ".join(PREEMPTION_MODES)
+        raise ConfigError(f"there is no preemption mode {options.preemption_mode!r:.40}; there are {modes}")
+    if not 0 < options.swap_space < math.inf:
+        raise ConfigError(f"swap_space must be a number of GiB above 0, not {options.swap_space}")
+    return int(options.swap_space * 2**30)
+
+
+def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int, num_host_blocks: int = 0) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)}
     settings: dict[str, Any] = {name: value for name, value in asdict(options).items() if name in known}
-    settings |= {"max_model_len": max_model_len, "num_blocks": num_blocks}
+    settings |= {"max_model_len": max_model_len, "num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
+    settings |= {"depth": executors.depth(options)}
     return EngineConfig(**settings)
 
 

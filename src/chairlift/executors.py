@@ -18,7 +18,7 @@ from chairlift.core.ports import GaugedExecutor
 from chairlift.execute.footprint import Footprint
 from chairlift.execute.reference import ReferenceExecutor
 from chairlift.models.description import Description, Model
-from chairlift.options import AUTO, EngineOptions
+from chairlift.options import AUTO, SWAP, EngineOptions
 
 if TYPE_CHECKING:
     from chairlift.execute.cpu.options import CpuOptions
@@ -71,6 +71,8 @@ class Room:
 
     free_bytes: int
     share: float = DEFAULT_SHARE
+    apart: bool = False
+    """It is not the machine's own, in which nothing else is then taken."""
 
 
 class Prospect(Protocol):
@@ -131,6 +133,7 @@ class _Reference:
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             contiguous=config.kv_layout == "contiguous",
+            num_host_blocks=config.num_host_blocks,
             on_tensor=watch.on_tensor,
         )
 
@@ -192,6 +195,7 @@ class _Cpu:
             on_compile=watch.on_compile,
             on_tensor=watch.on_tensor,
             contiguous=config.kv_layout == "contiguous",
+            num_host_blocks=config.num_host_blocks,
         )
 
 
@@ -245,13 +249,14 @@ class _Torch:
             max_rows=options.max_num_seqs,
             longest=options.max_model_len or description.context,
             block_size=options.block_size,
+            swaps=options.preemption_mode == SWAP,
         )
 
     def room(self, free_bytes: int) -> Room:
         from chairlift.execute.torch.sizing import DEVICE_SHARE
 
         own = self._choice.device.free_bytes()
-        return Room(free_bytes) if own is None else Room(own, DEVICE_SHARE)
+        return Room(free_bytes) if own is None else Room(own, DEVICE_SHARE, apart=True)
 
     def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:  # noqa: ARG002  (Triton has its own)
         from chairlift.execute.torch.executor import TorchExecutor
@@ -266,6 +271,7 @@ class _Torch:
             max_tokens=config.max_num_batched_tokens,
             max_rows=config.max_num_seqs,
             max_model_len=config.max_model_len,
+            num_host_blocks=config.num_host_blocks,
             on_tensor=watch.on_tensor,
         )
 
@@ -288,6 +294,8 @@ class Kind:
 
     check: Callable[[EngineOptions], None]
     prospect: Callable[[Model, EngineOptions], Prospect]
+    depth: int = 1
+    """Steps that it can have in flight."""
 
 
 EXECUTORS: Mapping[str, Kind] = MappingProxyType(
@@ -310,6 +318,13 @@ def check(options: EngineOptions) -> None:
     if options.executor not in EXECUTORS:
         raise ConfigError(f"there is no executor {options.executor!r:.40}; there are {', '.join(EXECUTORS)}")
     EXECUTORS[options.executor].check(options)
+    if options.async_scheduling and EXECUTORS[options.executor].depth == 1:
+        raise ConfigError(f"async_scheduling: the executor {options.executor} computes one step at a time")
+
+
+def depth(options: EngineOptions) -> int:
+    """Steps in flight: as many as the executor can have, unless that is not wanted."""
+    return 1 if options.async_scheduling is False else EXECUTORS[options.executor].depth
 
 
 def _check_owners(options: EngineOptions, executor: str) -> None:

@@ -6,14 +6,17 @@ from chairlift.core.config import DEFAULTS
 
 AUTO = "auto"
 DEFAULT_EXECUTOR = "cpu"
+RECOMPUTE, SWAP = PREEMPTION_MODES = ("recompute", "swap")
+"""What becomes of the keys and values of those who yield: they are computed again, or kept in host memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The first two are worked out from model and memory where they are None.
 
-    The last ones say what computes, and how: None and "auto" leave it to the executor. All others are settings of
-    `EngineConfig`, and stand here under its names.
+    The last ones say what computes, and how: None and "auto" leave it to the executor. With `async_scheduling` the next step
+    is decided while one is computed (`EngineConfig.depth`). How much memory those have who are swapped is worked out from
+    `swap_space`. All others are settings of `EngineConfig`, and stand here under its names.
     """
 
     max_model_len: int | None = None
@@ -32,6 +35,9 @@ class EngineOptions:
     headroom: str = DEFAULTS.headroom
     itl_target_s: float | None = DEFAULTS.itl_target_s
     tenant_weights: tuple[tuple[str, float], ...] = DEFAULTS.tenant_weights
+    preemption_mode: str = RECOMPUTE
+    swap_space: float = 4.0
+    """GiB of host memory, at most, for those who are swapped."""
     executor: str = DEFAULT_EXECUTOR
     threads: int | None = None
     isa: str = AUTO
@@ -40,3 +46,4 @@ class EngineOptions:
     device: str = AUTO
     dtype: str = AUTO
     attention_backend: str = AUTO
+    async_scheduling: bool | None = None

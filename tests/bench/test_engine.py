@@ -1,6 +1,6 @@
 """Figures of an engine whose executor takes as long as it is told to, on a clock that only it turns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from engines import config
@@ -86,6 +86,14 @@ class TestPhases:
         (run,), _ = measured(Workload((2,), input_len=1, output_len=3))
         assert (run.prefill.tokens, len(run.prefill.step_s)) == (2, 1)
         assert (run.decode.tokens, len(run.decode.step_s)) == (4, 2)
+
+    def test_with_two_steps_in_flight_the_same_tokens_are_counted(self) -> None:
+        workload = Workload((2, 1), input_len=40, output_len=5)
+        clock, engine = Clock(), replace(settings(config(), workload), depth=2)
+        executor = TimedExecutor(engine, clock)
+        runs = list(measure(Subject(engine, executor, executor, 50), workload, clock=clock))
+        assert [(run.batch, run.prefill.tokens, run.decode.tokens) for run in runs] == [(2, 80, 8), (1, 40, 4)]
+        assert [len(run.decode.step_s) for run in runs] == [4, 4]
 
 
 class TestOrder:

@@ -12,9 +12,7 @@ from chairlift.cache.prefix import NoPrefixIndex, PrefixIndex
 
 
 def enter(index: PrefixIndex, tokens: list[int], blocks: list[int], salt: str = "", size: int = 2) -> None:
-    place: int | str = salt
-    for number, block in enumerate(blocks):
-        place = index.add(place, array("i", tokens[number * size : (number + 1) * size]), block)
+    index.add(salt, array("i", tokens[: len(blocks) * size]), blocks)
 
 
 def hit(index: PrefixIndex, tokens: list[int], salt: str = "") -> list[int]:
@@ -66,14 +64,14 @@ def test_blocks_whose_hashes_are_equal_are_told_apart():
 def test_an_evicted_block_is_not_found_and_hides_what_is_below_it():
     index = PrefixIndex(2)
     enter(index, [1, 2, 3, 4], [7, 8])
-    index.forget(7)
+    index.forget([7])
     assert hit(index, [1, 2, 3, 4, 5]) == []
 
 
 def test_children_of_an_evicted_block_stay_out_of_reach_when_its_place_is_filled_again():
     index = PrefixIndex(2)
     enter(index, [1, 2, 3, 4], [7, 8])
-    index.forget(7)
+    index.forget([7])
     enter(index, [1, 2], [5])
     assert hit(index, [1, 2, 3, 4, 5]) == [5]
 

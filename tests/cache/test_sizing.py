@@ -2,7 +2,7 @@
 
 import pytest
 
-from chairlift.cache.sizing import bytes_per_token, size_pool
+from chairlift.cache.sizing import bytes_per_token, host_blocks, size_pool
 from chairlift.core.errors import ConfigError
 
 GIB = 2**30
@@ -50,3 +50,20 @@ def test_memory_for_less_than_a_block_is_refused():
 
 def test_full_contexts():
     assert size().full_contexts(16) == 4.0
+
+
+def host(swap_bytes: int) -> int:
+    return host_blocks(size(), block_size=16, max_num_seqs=4, swap_bytes=swap_bytes)
+
+
+def test_those_who_are_swapped_get_what_was_asked_for_in_whole_blocks():
+    assert host(3 * 16 * 1024 + 1) == 3
+
+
+def test_those_who_are_swapped_get_no_more_than_all_places_can_fill():
+    assert host(GIB) == 4 * 64
+
+
+def test_a_swap_space_of_less_than_a_block_is_refused():
+    with pytest.raises(ConfigError, match="swap_space is less than the 16384 bytes"):
+        host(16 * 1024 - 1)

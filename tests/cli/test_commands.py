@@ -53,6 +53,7 @@ def test_a_usage_error_has_its_own_exit_code(arguments: tuple[str, ...]) -> None
         (("--split", "half"), "'half' is none of chunked, whole, balanced"),
         (("--headroom", "none"), "'none' is none of optimistic, reserve, expected"),
         (("--kv-layout", "heap"), "'heap' is none of paged, contiguous"),
+        (("--preemption-mode", "swop"), "'swop' is none of recompute, swap"),
         (("--itl-target-ms", "0"), "must be above 0"),
         (("--batch-wait-ms", "-1"), "is not a number of milliseconds"),
         (("--max-priority", "101"), "100"),

@@ -135,6 +135,15 @@ def test_a_layout_that_shares_nothing_is_told_at_the_start(layout: str, told: bo
     assert any(line.startswith("layout    contiguous") and "not shared" in line for line in lines) == told
 
 
+def test_the_room_for_those_who_are_swapped_is_told_at_the_start() -> None:
+    engine = scripted()
+    config = replace(engine.fit.config, num_host_blocks=30, block_size=16, max_model_len=96)
+    asked = Asked("m", "127.0.0.1", 8000, (), None, EngineOptions(), Settings())
+    lines = banner(replace(engine, fit=replace(engine.fit, config=config, host_bytes=2**30)), asked, "http://127.0.0.1:8000")
+    assert "swap      1.0 GiB of host memory: 30 blocks, room for 5.0 full contexts" in lines
+    assert not any(line.startswith("swap") for line in banner(engine, asked, "http://127.0.0.1:8000"))
+
+
 def test_the_request_to_try_can_be_pasted_into_a_shell() -> None:
     asked = Asked("m", "127.0.0.1", 8000, ("it's",), None, EngineOptions(), Settings())
     words = shlex.split(banner(scripted(), asked, "http://127.0.0.1:8000")[-1])

@@ -12,6 +12,7 @@ from chairlift.core.errors import ConfigError
     ("changes", "message"),
     [
         ({"block_size": 0}, "block_size must be at least 1"),
+        ({"num_host_blocks": -1}, "num_host_blocks must not be negative"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"max_model_len": 1}, "one token of prompt and one of answer"),
         ({"max_num_queued_tokens": 0}, "max_num_queued_tokens must be at least 1"),

@@ -34,7 +34,8 @@ class GatedExecutor(ShadowExecutor):
 
     def collect(self) -> Result:
         self.permits.acquire()
-        if self.plans[-1].step in self.broken:
+        if self.next_up.step in self.broken:
+            self.drop()
             raise ValueError("the adder is broken")
         return super().collect()
 
@@ -96,8 +97,9 @@ async def test_a_stream_brings_its_tokens_and_one_finish():
         assert [delta.finish for delta in deltas if delta.finish] == ["length"]
 
 
-async def test_many_streams_each_get_their_own():
-    async with engine(max_num_seqs=4) as client:
+@pytest.mark.parametrize(("depth", "places"), [(1, 4), (2, 4), (2, 1)])
+async def test_many_streams_each_get_their_own(depth: int, places: int):
+    async with engine(depth=depth, max_num_seqs=places) as client:
         prompts = {str(n): tuple(range(n, n + 3 + n % 7)) for n in range(40)}
         answers = await asyncio.gather(*(read(client.submit(request(name, p, 12))) for name, p in prompts.items()))
         for (name, prompt), deltas in zip(prompts.items(), answers, strict=True):
@@ -303,8 +305,9 @@ async def test_queued_tokens_are_limited_too_but_one_request_may_always_wait():
             client.submit(request("b", range(5)))
 
 
-async def test_one_broken_step_harms_nobody():
-    async with engine(GatedExecutor(broken={1})) as client:
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_one_broken_step_harms_nobody(depth: int):
+    async with engine(GatedExecutor(broken={1}), depth=depth) as client:
         assert tokens(await read(client.submit(request("a", range(5), 9)))) == solo(tuple(range(5)), NEXT, 9)
         assert client.health() == "ok"
 
@@ -324,9 +327,10 @@ async def test_a_request_that_fails_alone_ends_with_an_error_and_its_prompt_is_n
     await client.close()
 
 
-async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so():
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so(depth: int):
     recorder = Recorder()
-    async with engine(GatedExecutor(broken=range(10**9)), sinks=[recorder], max_num_seqs=1) as client:
+    async with engine(GatedExecutor(broken=range(10**9)), sinks=[recorder], max_num_seqs=1, depth=depth) as client:
         answers = await asyncio.gather(*(read(client.submit(request(str(n), range(5), 9))) for n in range(6)))
         assert [deltas[-1].finish for deltas in answers] == ["error"] * 6
         assert client.health() == "failed"
@@ -334,6 +338,15 @@ async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so():
             client.submit(request("late", range(5)))
     ends = [output.seq_id for step in recorder.steps for output in step.outputs if output.finish]
     assert (sorted(ends), recorder.steps[-1].snapshot.waiting) == ([str(number) for number in range(6)], 0)
+
+
+async def test_an_engine_is_closed_while_two_steps_are_in_flight():
+    executor = GatedExecutor(gated=True)
+    async with engine(executor, depth=2) as client:
+        stream = client.submit(request("a", range(5), 9))
+        for _ in range(2):
+            await asyncio.to_thread(executor.launched.acquire)
+    assert (await read(stream))[-1].finish == "abort"
 
 
 async def test_a_sink_that_raises_is_switched_off_and_harms_nobody(caplog: pytest.LogCaptureFixture):

@@ -235,7 +235,7 @@ class Failing(ShadowExecutor):
 
     def collect(self) -> Result:
         result = super().collect()
-        if self.plans[-1].step != 1:
+        if self.collecting.step != 1:
             return result
         if not self.row:
             raise ValueError("out of order")

@@ -1,5 +1,6 @@
 """A step that fails and names nobody: who is guilty ends, the others write what they would have written."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,12 +30,15 @@ class Fragile(ShadowExecutor):
     """Raises in the steps that `breaks` names, after it has written."""
 
     def __init__(self, breaks: Callable[[Plan], bool], **sizes: int) -> None:
-        super().__init__(sizes.get("num_blocks", 20), 4, NEXT)
+        super().__init__(sizes.get("num_blocks", 20), 4, NEXT, num_host_blocks=sizes.get("num_host_blocks", 0))
         self.breaks = breaks
 
     def collect(self) -> Result:
+        plan = self.next_up
+        known = tuple(work._replace(tokens=array("i", self.known(work))) for work in plan.work)
         result = super().collect()
-        if self.breaks(self.plans[-1]):
+        if self.breaks(plan._replace(work=known)):
+            self.drop()
             raise ValueError("it broke")
         return result
 
@@ -44,7 +48,9 @@ class FragileRide(Ride):
 
     def __init__(self, breaks: Callable[[Plan], bool], **changes: Any) -> None:
         settled = config(**changes)
-        super().__init__(EngineCore(settled, Fragile(breaks, num_blocks=settled.num_blocks)))
+        sizes = {"num_blocks": settled.num_blocks, "num_host_blocks": settled.num_host_blocks}
+        self.executor = Fragile(breaks, **sizes)
+        super().__init__(EngineCore(settled, self.executor))
         self.blamed: list[Request] = []
         self.doubts: list[int] = []
 
@@ -166,7 +172,7 @@ def test_a_request_that_fails_alone_leaves_no_doubt_however_many_come():
 def test_whoever_leaves_during_its_trial_does_not_make_the_next_one_guilty():
     class Leaving(Fragile):
         def collect(self) -> Result:
-            if self.plans[-1].step == 5:
+            if self.collecting.step == 5:
                 engine.end("a")
             return super().collect()
 
@@ -186,6 +192,31 @@ def test_a_shared_prefix_is_not_trusted_after_a_failure():
     assert engine.free_again
 
 
+def crowded(breaks: Callable[[Plan], bool]) -> FragileRide:
+    engine = FragileRide(breaks, num_blocks=14, max_model_len=56, num_host_blocks=40)
+    engine.submit(*(request(name, range(place, place + 6), 40, arrival=float(place)) for place, name in enumerate("abc")))
+    return engine
+
+
+def test_after_a_failure_nothing_comes_back_from_the_host_and_nobody_is_put_there_while_it_is_looked_into():
+    """In the step in which somebody is put away; until all are found innocent it takes a proof and trials."""
+    calm = crowded(lambda plan: False)
+    calm.run()
+    stored = next(step.plan.step for step in calm.steps if step.plan.moves)
+    engine = crowded(once(stored))
+    while not engine.doubts:
+        engine.step()
+    assert len(engine.executor.plans[-1].work) == 2
+    assert engine.core.scheduler.snapshot().swapped == 0
+    since = len(engine.steps)
+    engine.run()
+    usual = next(place for place in range(since, len(engine.steps)) if len(engine.steps[place].plan.work) > 1)
+    assert {engine.steps[place].plan.work[0].seq_id for place in range(since, usual)} == {"", "a", "b"}
+    assert all(step.plan.moves == () for step in engine.steps[since : usual + 1])
+    assert [tuple(engine.tokens[name]) for name in "abc"] == [solo(tuple(range(p, p + 6)), NEXT, 40) for p in range(3)]
+    assert engine.free_again
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @given(
     prompts=st.lists(
@@ -193,17 +224,21 @@ def test_a_shared_prefix_is_not_trusted_after_a_failure():
     ),
     bad=st.sets(st.integers(0, 5), max_size=2),
     broken=st.sets(st.integers(0, 40), max_size=3),
+    host=st.sampled_from([0, 5, 40]),
+    depth=st.sampled_from([1, 2, 2]),
 )
 @settings(max_examples=15, deadline=None)
 def test_failures_change_no_text_but_of_the_guilty(
-    preset: str, prompts: list[tuple[list[int], int]], bad: set[int], broken: set[int]
+    preset: str, prompts: list[tuple[list[int], int]], bad: set[int], broken: set[int], host: int, depth: int
 ):
     engine = FragileRide(
         lambda plan: poisoned(plan) or (plan.step in broken and len(plan.work) > 1),
         preset=preset,
         num_blocks=24,
+        num_host_blocks=host,
         max_num_seqs=3,
         batch_wait_s=2.0,
+        depth=depth,
     )
     asked = {
         str(number): request(

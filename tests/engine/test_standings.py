@@ -13,8 +13,8 @@ def standing(engine: Ride, name: str) -> Standing:
 
 def in_state(state: str) -> Ride:
     """An engine whose request `a` is in this state. It has been stepped."""
-    engine = ride(num_blocks=14, max_model_len=56)
-    if state == "preempted":
+    engine = ride(num_blocks=14, max_model_len=56, num_host_blocks=20 if state == "swapped" else 0)
+    if state in ("preempted", "swapped"):
         engine.submit(*(request(str(number), range(number, number + 6), 40) for number in range(3)))
         engine.submit(request("a", range(6), 40, arrival=1.0))
         while not any("a" in step.plan.preempted for step in engine.steps):
@@ -28,7 +28,7 @@ def in_state(state: str) -> Ride:
     return engine
 
 
-STATES = ["queued", "prefill", "decode", "preempted"]
+STATES = ["queued", "prefill", "decode", "preempted", "swapped"]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -37,7 +37,7 @@ def test_states_are_told(state: str):
     told = standing(engine, "a")
     assert told.state == state
     assert (told.position is None) is (state in ("prefill", "decode"))
-    assert (told.blocks > 0) is (state in ("prefill", "decode"))
+    assert (told.blocks > 0) is (told.computed > 0) is (state in ("prefill", "decode", "swapped"))
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -26,6 +26,7 @@ class Interrupted(ShadowExecutor):
         self.inbox.extend(self.arriving)
         self.arriving = ()
         if self.mishap == "step":
+            self.drop()
             raise ValueError("the adder is broken")
         result = super().collect()
         return result._replace(failed=(("a", "broken"),)) if self.mishap == "row" else result

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.events import Admitted, Step
-from chairlift.core.types import Held, Output, Plan, Request, Snapshot, Stopping
+from chairlift.core.types import Held, Move, Output, Plan, Request, Snapshot, Stopping
 from chairlift.observe.metrics import Metrics, Tally
 
 QUIET = Step(now=0.0, plan=Plan(0, ()), outputs=(), admitted=(), snapshot=Snapshot(0, 0, 10, 10))
@@ -40,6 +40,14 @@ def test_tokens_are_counted_when_they_are_admitted_and_made() -> None:
 def test_every_ending_is_counted_once_by_its_kind() -> None:
     outputs = (Output("a", (1,)), Output("a", (2,), "stop"), Output("b", (), "abort"), Output("c", (1,), "stop"))
     assert after(replace(QUIET, outputs=outputs)).finished == {"stop": 2, "length": 0, "abort": 1, "error": 0}
+
+
+def test_those_in_host_memory_are_told_and_what_is_moved_there_and_back_is_counted() -> None:
+    moves = (Move("store", 3, 0), Move("store", 4, 1), Move("copy", 1, 2), Move("load", 7, 3))
+    snapshot = Snapshot(1, 2, 10, 10, swapped=1, free_host_blocks=6, total_host_blocks=8)
+    step = replace(QUIET, plan=Plan(1, (), moves=moves), snapshot=snapshot)
+    tally = after(step, step)
+    assert (tally.swapped, tally.host_cache_usage, tally.swapped_out, tally.swapped_in) == (1, 0.25, 4, 2)
 
 
 def test_preemptions_are_counted() -> None:

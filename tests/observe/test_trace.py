@@ -4,13 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import ride
+from engines import NEXT, config, ride
+from executors import ShadowExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import Ride, request
 
 from chairlift.core.events import Step, Submit
-from chairlift.core.types import Finish, Held, Limits, Plan, Snapshot, choice_id
+from chairlift.core.types import Finish, Held, Limits, Plan, Result, Snapshot, choice_id
+from chairlift.engine.core import EngineCore
 from chairlift.observe.trace import ENDED_S, MAX_ENDED, MAX_EVENTS, MAX_HOLDS, Event, Trace, Traces
 
 
@@ -53,6 +55,29 @@ def test_who_finds_all_places_taken_waits_for_one():
     engine.run()
     assert engine.reasons("b") == [(0.0, "no_place")]
     assert engine.story("b").waited_s == {"no_place": 5.0}
+
+
+class Leaving(ShadowExecutor):
+    """`b` leaves while step 2 is computed, when the next one has been decided already."""
+
+    ride: Ride
+
+    def collect(self) -> Result:
+        if self.next_up.step == 2:
+            self.ride.end("b")
+        return super().collect()
+
+
+def test_who_was_first_and_left_while_two_steps_were_in_flight_is_remembered():
+    settled, executor = config(max_num_seqs=1, depth=2), Leaving(20, 4, NEXT)
+    engine = Watched(Ride(EngineCore(settled, executor)))
+    executor.ride = engine.ride
+    engine.ride.submit(request("a", range(3), 9))
+    engine.step(2)
+    engine.ride.submit(request("b", range(3), 5), request("c", range(3), 5))
+    engine.run()
+    assert kinds(engine.story("b")) == ["queued", "finished"]
+    assert engine.reasons("c")[0] == (3.0, "behind")
 
 
 def test_whom_the_pace_keeps_out_waits_for_the_gate():

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from engines import NEXT, config
-from executors import ShadowExecutor
+from engines import NEXT, config, shadow
 from virtual import Ride, request
 
 from chairlift.core.config import KV_LAYOUTS
@@ -24,8 +23,10 @@ AXES: Mapping[str, Sequence[Any]] = {
     "split": tuple(SPLITS),
     "headroom": tuple(HEADROOMS),
     "kv_layout": tuple(KV_LAYOUTS),
+    "num_host_blocks": (0, 5, 40),
     "itl_target_s": (None, 2.0),
     "enable_prefix_caching": (True, False),
+    "depth": (1, 2),
 }
 CROWD = 14
 MOST = 9
@@ -75,8 +76,7 @@ def test_whatever_is_combined_answers_everybody_once_with_his_own_text(row: dict
     """Short of memory and of places, with classes, tenants, targets, limits of time, several choices, and some who leave."""
     chance = random.Random(repr(row))
     settled = config(**row, num_blocks=14, max_model_len=40, max_num_batched_tokens=12, batch_wait_s=2.0)
-    contiguous = row["kv_layout"] == "contiguous"
-    ride = Ride(EngineCore(settled, ShadowExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous)))
+    ride = Ride(EngineCore(settled, shadow(settled)))
     asked = {}
     left: set[str] = set()
     for number in range(CROWD):

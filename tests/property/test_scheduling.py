@@ -66,6 +66,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "headroom": draw(st.sampled_from(["optimistic", *HEADROOMS])),
         "batch_wait_s": draw(st.sampled_from([0.0, 3.0])),
         "kv_layout": draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
+        "num_host_blocks": draw(st.sampled_from([0, 0, 4, 15, 200])),
+        "depth": draw(st.sampled_from([1, 2])),
     }
 
 
@@ -112,7 +114,9 @@ def check_work_is_conserved(ride: Ride, step: Step) -> None:
     if not policy.gate.takes(first, running):
         return
     known = scheduler.index.match(first.tokens, first.request.cache_salt).blocks
-    if not policy.split.starts(len(first.tokens) - len(known) * config.block_size, budget_left):
+    stored = scheduler._memory.stored(first)
+    there = max(len(known) * config.block_size, stored.computed if stored else 0)
+    if not policy.split.starts(len(first.tokens) - there, budget_left):
         return
     if config.kv_layout == "contiguous":
         longest = first.prompt_len + first.request.stopping.max_tokens - 1
@@ -167,7 +171,8 @@ class SchedulingMachine(RuleBasedStateMachine):
     def start(self, settings: dict[str, Any]) -> None:
         settled = config(**settings)
         contiguous = settled.kv_layout == "contiguous"
-        executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous)
+        host = settled.num_host_blocks
+        executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous, num_host_blocks=host)
         self.ride = Ride(EngineCore(settled, executor))
         executor.ride = self.ride
         self.requests: dict[str, tuple[Request, int]] = {}
@@ -214,12 +219,14 @@ class SchedulingMachine(RuleBasedStateMachine):
             return
         self.ride.run()
         event(f"preempted: {self.ride.preemptions > 0}")
-        event(f"copied: {any(step.plan.moves for step in self.ride.steps)}")
+        event(f"copied: {any(move.kind == 'copy' for step in self.ride.steps for move in step.plan.moves)}")
+        event(f"swapped: {self.ride.swapped > 0}")
         event(f"split: {self.ride.core.scheduler.config.split}, adaptive: {self.ride.core.scheduler.config.itl_target_s}")
         event(f"headroom: {self.ride.core.scheduler.config.headroom}")
         event(f"order: {self.ride.core.scheduler.config.scheduling_policy}")
         event(f"layout: {self.ride.core.scheduler.config.kv_layout}")
         event(f"preset: {self.ride.core.scheduler.config.preset}")
+        event(f"depth: {self.ride.core.scheduler.config.depth}, preempted: {self.ride.preemptions > 0}")
         assert self.ride.free_again
         for name, (one, choice) in self.requests.items():
             assert len(self.ride.endings[name]) == 1
@@ -249,6 +256,7 @@ def test_no_schedule_changes_any_text(prompts: list[list[int]], most: int, first
             ride.step()
     ride.run()
     event(f"preempted: {ride.preemptions > 0}")
+    event(f"swapped: {ride.swapped > 0}")
     for one in requests:
         assert tuple(ride.tokens[one.id]) == solo(one.prompt, NEXT, most)
         assert ride.endings[one.id] == ["length"]
@@ -274,7 +282,7 @@ def test_the_most_senior_is_never_preempted_for_memory(prompts: list[tuple[int, 
         step = ride.step()
         if senior is not None and senior.id in step.plan.preempted:
             assert any(order.may_evict(other, senior) for other in waiting)
-        if not step.plan.work:
+        if not step.plan.work and step.wake_at != step.now:
             break
     assert ride.free_again
 

@@ -6,7 +6,7 @@ from executors import ShadowExecutor
 from virtual import Ride, request
 
 from chairlift.core.errors import NeverFits
-from chairlift.core.types import TIMEOUT, Limits, Output, Plan, Request, Result, Stopping, choice_id, choice_ids
+from chairlift.core.types import TIMEOUT, Limits, Output, Request, Result, Stopping, choice_id, choice_ids
 from chairlift.engine.core import End, EngineCore
 from chairlift.schedule import door
 from chairlift.schedule.orders import Ranked
@@ -380,20 +380,23 @@ class Interrupted(ShadowExecutor):
     """Ends choices while a step is being computed."""
 
     core: EngineCore
+    count = 0
     at = -1
     names: tuple[str, ...] = ()
 
-    def launch(self, plan: Plan) -> None:
-        super().launch(plan)
-        if plan.step == self.at:
+    def collect(self) -> Result:
+        self.count += 1
+        if self.count == self.at + 1:
             self.core.inbox.extend(End(name, "abort") for name in self.names)
+        return super().collect()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("step", [0, 1, 2, 3])
 @pytest.mark.parametrize("names", [("a",), ("a#1",), ("a", "a#1"), ("a#2", "a"), ("a", "a#1", "a#2")])
-def test_the_others_go_on_when_some_are_ended_in_the_midst_of_a_step(step: int, names: tuple[str, ...]):
+def test_the_others_go_on_when_some_are_ended_in_the_midst_of_a_step(step: int, names: tuple[str, ...], depth: int):
     """The prompt is computed in steps 0 and 1."""
-    settings = config(num_blocks=40)
+    settings = config(num_blocks=40, depth=depth)
     executor = Interrupted(settings.num_blocks, settings.block_size, NEXT)
     engine, one = Ride(EngineCore(settings, executor)), request("a", range(20), 10, samples=3)
     executor.core, executor.at, executor.names = engine.core, step, names

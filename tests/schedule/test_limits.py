@@ -186,12 +186,13 @@ def test_a_member_of_a_group_whose_time_is_over_does_not_hold_up_the_others(pres
         max_size=8,
     ),
     pauses=st.lists(st.sampled_from([0.0, 0.0, 0.0, 4.0, 9.0]), max_size=20),
+    depth=st.sampled_from([1, 2]),
 )
 @settings(max_examples=100, deadline=None)
 def test_nobody_outlives_a_limit_and_nobody_ends_before_it(
-    requests: list[tuple[int, int, int | None, int | None, int | None]], pauses: list[float]
+    requests: list[tuple[int, int, int | None, int | None, int | None]], pauses: list[float], depth: int
 ):
-    settled = config(num_blocks=14, max_model_len=56, max_num_seqs=3)
+    settled = config(num_blocks=14, max_model_len=56, max_num_seqs=3, depth=depth)
     engine = Ride(EngineCore(settled, ShadowExecutor(14, 4, NEXT)))
     limited = {
         str(number): request(str(number), range(number, number + prompt), most, limits=Limits(queue, finish, stall))
@@ -201,7 +202,7 @@ def test_nobody_outlives_a_limit_and_nobody_ends_before_it(
     waits = iter(pauses)
     for _ in range(600):
         step = engine.step()
-        if not step.plan.work:
+        if not step.plan.work and step.wake_at != step.now:
             break
         engine.now += next(waits, 0.0)
     assert engine.free_again

@@ -13,7 +13,7 @@ def after(tokens: list[int], **stopping: int) -> tuple[str, int | None] | None:
     limits = Stopping(**({"max_tokens": 9} | stopping), eos_ids=frozenset({EOS}), stop_ids=frozenset({STOP}))
     sequence = Sequence(request("a", [5, EOS, STOP], stopping=limits))
     sequence.tokens.extend(tokens)
-    return ending(sequence)
+    return ending(sequence, sequence.tokens[-1], len(sequence.tokens) - 1)
 
 
 @pytest.mark.parametrize(

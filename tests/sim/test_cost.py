@@ -2,7 +2,7 @@
 
 from array import array
 
-from chairlift.core.types import Draw, Plan, Sampling, Work
+from chairlift.core.types import Draw, Move, Plan, Sampling, Work
 from chairlift.sim.cost import Linear, Moody
 
 PROMPT = Work("a", 0, array("i", range(10)), array("i"))
@@ -32,6 +32,11 @@ def test_a_row_sees_what_came_before_it_and_itself():
 
 def test_padding_sees_only_itself():
     assert seconds(Linear(position_s=1), PAD) == 1
+
+
+def test_every_block_that_is_moved_has_its_price():
+    moves = (Move("store", 1, 0), Move("copy", 2, 3), Move("load", 0, 4))
+    assert Linear(move_s=2).seconds(Plan(0, (PROMPT,), moves=moves)) == 6
 
 
 def test_moods_multiply_the_price():

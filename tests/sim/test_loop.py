@@ -1,5 +1,6 @@
 """The engine in virtual time: when steps begin and end, and what is told of each request."""
 
+import pytest
 from engines import config
 from virtual import GREEDY, request
 
@@ -10,6 +11,7 @@ from chairlift.sim.executor import END, WORD, SimExecutor
 from chairlift.sim.loop import moments, run
 
 LENGTHS = {"short": 2, "long": 5}
+DECISION_S = 0.25
 SECONDLY = Linear(step_s=1.0)
 
 
@@ -37,6 +39,25 @@ def test_an_end_that_may_not_be_drawn_yet_is_put_off():
 
 def test_a_step_takes_what_it_costs():
     assert run(core(Linear(step_s=0.5, token_s=0.25)), [asks("short")])["short"].token_times == [1.5, 2.25]
+
+
+@pytest.mark.parametrize(("depth", "step_s"), [(1, 1.25), (2, 1.0)])
+def test_a_decision_takes_no_time_of_its_own_while_a_step_is_in_flight(depth: int, step_s: float):
+    settings = config(depth=depth)
+    journey = run(EngineCore(settings, SimExecutor(SECONDLY, LENGTHS, decision_s=DECISION_S)), [asks("long")])["long"]
+    assert (journey.ttft_s, journey.itl_s) == (1.25, [step_s] * 4)
+
+
+def test_a_machine_that_is_faster_than_the_host_waits_for_it():
+    machine = SimExecutor(Linear(step_s=0.125), LENGTHS, decision_s=DECISION_S)
+    assert run(EngineCore(config(depth=2), machine), [asks("long")])["long"].itl_s == [DECISION_S] * 4
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_costs_the_host_nothing_takes_as_long_whatever_is_in_flight(depth: int):
+    journeys = run(core(depth=depth), [asks("long"), asks("short", arrival=0.5)])
+    assert journeys["long"].token_times == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert journeys["short"].token_times == [float(depth + 1), float(depth + 2)]
 
 
 def test_nothing_happens_until_somebody_arrives():

@@ -33,24 +33,38 @@ EOS = 3
 
 
 class Meddled(ShadowExecutor):
-    """While it computes, commands arrive, rows fail, or the whole step does, as it was told to happen next."""
+    """While it computes, commands arrive, rows fail, or the launch or the whole step does, as it was told to happen next."""
 
     def __init__(self, settings: EngineConfig) -> None:
-        super().__init__(settings.num_blocks, settings.block_size, NEXT)
+        super().__init__(settings.num_blocks, settings.block_size, NEXT, num_host_blocks=settings.num_host_blocks)
         self.inbox: deque[Any] = deque()
         self.arriving: list[Told] = []
         self.mishap = ""
 
+    def launch(self, plan: Plan) -> None:
+        if self.mishap == "launch":
+            self._break()
+        super().launch(plan)
+
     def collect(self) -> Result:
-        self.inbox.extend(self.arriving)
-        self.arriving = []
+        if self.mishap == "step":
+            self._break()
+        self._arrive()
         mishap, self.mishap = self.mishap, ""
-        if mishap == "step":
-            raise ValueError("the adder is broken")
         result = super().collect()
         if mishap == "row" and result.rows:
             return result._replace(failed=((result.rows[0].seq_id, "broken"),), elapsed_s=0.25)
         return result._replace(elapsed_s=0.125)
+
+    def _arrive(self) -> None:
+        self.inbox.extend(self.arriving)
+        self.arriving = []
+
+    def _break(self) -> None:
+        self._arrive()
+        self.mishap = ""
+        self.drop()
+        raise ValueError("the adder is broken")
 
 
 class Recorded:
@@ -93,12 +107,14 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         max_num_batched_tokens=draw(st.integers(seqs, 40)),
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
         kv_layout=draw(st.sampled_from(["paged", "paged", *KV_LAYOUTS])),
+        num_host_blocks=draw(st.sampled_from([0, 5, 60])),
         preset=draw(st.sampled_from(["continuous", "continuous", *PRESETS])),
         scheduling_policy=draw(st.sampled_from(sorted(ORDERS))),
         split=draw(st.sampled_from(sorted(SPLITS))),
         itl_target_s=draw(st.sampled_from([None, None, 0.5])),
         headroom=draw(st.sampled_from(["optimistic", "optimistic", *HEADROOMS])),
         batch_wait_s=draw(st.sampled_from([0.0, 2.5])),
+        depth=draw(st.sampled_from([1, 2, 2])),
     )
 
 
@@ -124,7 +140,7 @@ ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), ASKED, st.booleans()),
         st.tuples(st.just("end"), st.integers(0, 30), st.booleans()),
-        st.tuples(st.just("step"), st.floats(0.001, 3.0), st.sampled_from(["", "", "", "", "row", "step"])),
+        st.tuples(st.just("step"), st.floats(0.001, 3.0), st.sampled_from(["", "", "", "", "", "row", "step", "launch"])),
     ),
     min_size=15,
     max_size=40,
@@ -213,7 +229,7 @@ FIELDS = [
     *((place, (name,)) for place, line in enumerate(small_run()[:6]) for name in json.loads(line)),
     *((1, (name,)) for name in ("samples", "min_tokens", "priority", "ttft_target_s", "limits", "within", "salt", "tenant")),
     *((1, ("limits", name)) for name in asdict(Limits())),
-    *((4, (name,)) for name in ("drawn", "failed", "raised", "held")),
+    *((4, (name,)) for name in ("drawn", "failed", "raised", "held", "launching")),
     (1, ("end",)),
 ]
 
@@ -258,8 +274,9 @@ class Faulty(ShadowExecutor):
         """Cancels a request from the engine's thread, and returns when that has been told to the engine."""
 
     def collect(self) -> Result:
-        plan = self.plans[-1]
+        plan = self.next_up
         if plan.step in self.raising:
+            self.drop()
             raise ValueError("the adder is broken")
         result = super().collect()
         if plan.step % 10 == 7:
@@ -316,8 +333,9 @@ async def recorded_run(settings: EngineConfig, executor: Faulty) -> Tape:
     return tape
 
 
-async def test_a_real_run_is_decided_again():
-    settings = config(num_blocks=14, max_model_len=56, max_num_seqs=5)
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_real_run_is_decided_again(depth: int):
+    settings = config(num_blocks=14, max_model_len=56, max_num_seqs=5, depth=depth)
     tape = await recorded_run(settings, Faulty(settings))
     played = replay(tape.lines)
     assert played.difference is None
@@ -327,8 +345,9 @@ async def test_a_real_run_is_decided_again():
     assert any('"within":true' in line for line in ends), "somebody was cancelled in the midst of a step"
 
 
-async def test_a_real_run_whose_steps_fail_is_decided_again():
-    settings = config(num_blocks=14, max_model_len=56, max_num_seqs=5)
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_real_run_whose_steps_fail_is_decided_again(depth: int):
+    settings = config(num_blocks=14, max_model_len=56, max_num_seqs=5, depth=depth)
     tape = await recorded_run(settings, Faulty(settings, raising=frozenset({4, 11})))
     played = replay(tape.lines)
     assert played.difference is None

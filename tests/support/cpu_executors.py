@@ -26,6 +26,7 @@ def cpu_executor(
     max_rows: int = 16,
     options: CpuOptions | None = None,
     contiguous: bool = False,
+    num_host_blocks: int = 0,
 ) -> Iterator[CpuExecutor]:
     """Exact and on one thread unless `options` say something else; closed at the end."""
     executor = CpuExecutor.load(
@@ -38,6 +39,7 @@ def cpu_executor(
         options=options or EXACT,
         cache=OBJECTS,
         contiguous=contiguous,
+        num_host_blocks=num_host_blocks,
     )
     try:
         yield executor

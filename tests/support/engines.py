@@ -31,4 +31,10 @@ def ride(next_token: Callable[[tuple[int, ...]], int] = NEXT, **changes: int | f
 
 def shadow(settings: EngineConfig, next_token: Callable[[tuple[int, ...]], int] = NEXT) -> ShadowExecutor:
     contiguous = settings.kv_layout == "contiguous"
-    return ShadowExecutor(settings.num_blocks, settings.block_size, next_token, contiguous=contiguous)
+    return ShadowExecutor(
+        settings.num_blocks,
+        settings.block_size,
+        next_token,
+        contiguous=contiguous,
+        num_host_blocks=settings.num_host_blocks,
+    )

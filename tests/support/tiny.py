@@ -116,6 +116,7 @@ class GatedExecutor(ShadowExecutor):
         if not self._free.is_set():
             self._permits.acquire()
         if self.fail is not None and not (self.sound and all(work.pad for work in plan.work)):
+            self.drop()
             raise RuntimeError(self.fail)
         super().launch(plan)
 

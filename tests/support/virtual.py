@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from chairlift.cache.check import check, check_runs
+from chairlift.cache.check import check, check_host, check_runs
 from chairlift.core.events import Step
 from chairlift.core.types import Finish, Limits, Output, Request, Sampling, Stopping
 from chairlift.engine.core import End, EngineCore, Submit
@@ -54,6 +54,8 @@ class Ride:
         self.tokens: defaultdict[str, list[int]] = defaultdict(list)
         self.endings: defaultdict[str, list[Finish]] = defaultdict(list)
         self.preemptions = 0
+        self.swapped = 0
+        """Steps in which somebody got back what was stored of him."""
 
     def submit(self, *requests: Request) -> None:
         for one in requests:
@@ -73,8 +75,14 @@ class Ride:
         assert not (step.plan.preempted and step.admitted), "no admission in a step that preempted"
         scheduler = self.core.scheduler
         check(scheduler.pool, scheduler.index, scheduler.sequences, scheduler.config.block_size)
-        if isinstance(scheduler._memory, Contiguous):
-            check_runs(scheduler._memory.runs, scheduler.pool, scheduler.sequences)
+        if isinstance(scheduler._memory.device, Contiguous):
+            check_runs(scheduler._memory.device.runs, scheduler.pool, scheduler.sequences)
+        stored = [(one, scheduler._memory.stored(one)) for one in scheduler.sequences]
+        there = [(one, found) for one, found in stored if found is not None]
+        assert scheduler._memory.away == len(there), "something is stored of somebody who has ended"
+        assert not any(one.running for one, _ in there), "something is stored of somebody who runs"
+        check_host(scheduler._memory.host, [found.blocks for _, found in there])
+        self.swapped += any(move.kind == "load" for move in step.plan.moves)
         return step
 
     def take(self, output: Output) -> None:
@@ -97,6 +105,8 @@ class Ride:
 
     @property
     def free_again(self) -> bool:
-        """Nobody runs or waits, and all blocks are free."""
+        """Nobody runs or waits, and all blocks are free, those of the host as well."""
         snapshot = self.core.scheduler.snapshot()
-        return (snapshot.running, snapshot.waiting, snapshot.free_blocks) == (0, 0, snapshot.total_blocks)
+        nobody = (snapshot.running, snapshot.waiting, snapshot.swapped) == (0, 0, 0)
+        free = (snapshot.free_blocks, snapshot.free_host_blocks)
+        return nobody and free == (snapshot.total_blocks, snapshot.total_host_blocks)

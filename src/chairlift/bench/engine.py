@@ -169,6 +169,8 @@ class _Engine:
             recorder = prefill if waiting else decode
             began = self._clock()
             step = self._core.step(began)
+            if not step.plan.work and step.wake_at == began:  # it was decided too early, and is decided again
+                continue
             recorder.take(step, began, self._clock())
             _check(step, workload, batch)
             waiting.difference_update(output.seq_id for output in step.outputs)

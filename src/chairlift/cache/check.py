@@ -26,6 +26,15 @@ def check(pool: BlockPool, index: PrefixIndex, sequences: Iterable[Sequence], bl
     assert all(0 <= block < pool.total for block in index), "the index names a block that does not exist"
 
 
+def check_host(host: BlockPool, stored: Iterable[list[int]]) -> None:
+    """Beside `check`, of the store in host memory: AssertionError with the first thing that is wrong."""
+    owners = Counter(block for blocks in stored for block in blocks)
+    counts = {block: host.references(block) for block in range(host.total)}
+    assert {block: count for block, count in counts.items() if count} == dict(owners), "the host counts other owners"
+    assert all(count == 1 for count in owners.values()), "a block of the host has two owners"
+    assert host.free == host.total - len(owners), "the host's free list differs from the counts"
+
+
 def check_runs(runs: FreeRuns, pool: BlockPool, sequences: Iterable[Sequence]) -> None:
     """Beside `check`, where every sequence has one run: AssertionError with the first thing that is wrong."""
     for sequence in sequences:

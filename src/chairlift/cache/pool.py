@@ -4,7 +4,6 @@ A block is held while its count is above zero, and free otherwise. A free block 
 the free list is also the eviction order: blocks worth nothing first, then the least recently released.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
@@ -14,7 +13,7 @@ class BlockPool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._references = array("i", bytes(4 * total))
+        self._references = [0] * total
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
 
     @property
@@ -24,6 +23,10 @@ class BlockPool:
 
     def references(self, block: int) -> int:
         return self._references[block]
+
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of these are free."""
+        return [self._references[block] for block in blocks].count(0)
 
     def take(self, count: int) -> list[int]:
         """Hands out `count` free blocks, each now held once. Their contents are void: what was indexed must be forgotten."""
@@ -35,10 +38,11 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Holds each block once more; a free one is free no longer."""
+        references = self._references
         for block in blocks:
-            if self._references[block] == 0:
+            if not references[block]:
                 del self._free[block]
-            self._references[block] += 1
+            references[block] += 1
 
     def release(self, blocks: Sequence[int], *, worth: Container[int]) -> None:
         """Lets go of the blocks of one sequence, given head first.
@@ -46,10 +50,11 @@ class BlockPool:
         The tail becomes free before the head, so that it is also evicted before it: a prefix is of use without its end, but
         not the other way round. Blocks that are not in `worth` can serve nobody and are the next to be taken.
         """
+        references, free = self._references, self._free
         for block in reversed(blocks):
-            assert self._references[block] > 0, "a block is released once for each time it was taken or shared"
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
+            assert references[block] > 0, "a block is released once for each time it was taken or shared"
+            references[block] -= 1
+            if not references[block]:
+                free[block] = None
                 if block not in worth:
-                    self._free.move_to_end(block, last=False)
+                    free.move_to_end(block, last=False)

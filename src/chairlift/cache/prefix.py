@@ -11,7 +11,8 @@ whose parent was evicted cannot be reached through a newcomer in the parent's pl
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, KeysView, Sequence
+from struct import Struct
 from typing import NamedTuple
 
 Place = int | str
@@ -30,6 +31,8 @@ class PrefixIndex:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self._contents = Struct(f"{block_size * array('i').itemsize}s").iter_unpack
+        """The bytes of tokens, block by block."""
         self._nodes: dict[tuple[Place, bytes], tuple[int, int]] = {}
         self._keys: dict[int, tuple[Place, bytes]] = {}
         self._next_node = 1
@@ -45,38 +48,50 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def blocks(self) -> KeysView[int]:
+        """All that stand in it, now and later."""
+        return self._keys.keys()
+
     def match(self, tokens: array[int], salt: str) -> Match:
         """The longest indexed prefix. It never covers the last token, which has to be computed to give logits."""
         place: Place = salt
         blocks: list[int] = []
-        for end in range(self.block_size, len(tokens), self.block_size):
-            found = self._nodes.get((place, tokens[end - self.block_size : end].tobytes()))
+        full = (len(tokens) - 1) // self.block_size
+        for (contents,) in self._contents(tokens[: full * self.block_size]):
+            found = self._nodes.get((place, contents))
             if found is None:
                 break
             place, block = found
             blocks.append(block)
         return Match(blocks, place)
 
-    def add(self, place: Place, tokens: array[int], block: int) -> Place:
-        """Enters a computed block below `place`; returns its own place. Contents that are known already stay where they are."""
-        assert len(tokens) == self.block_size
-        key = (place, tokens.tobytes())
-        known = self._nodes.get(key)
-        if known is not None:
-            return known[0]
-        node = self._next_node
-        self._next_node += 1
-        self.changes += 1
-        self._nodes[key] = (node, block)
-        self._keys[block] = key
-        return node
+    def add(self, place: Place, tokens: array[int], blocks: Sequence[int]) -> Place:
+        """Enters computed blocks with their tokens, each below the one before it, the first below `place`.
 
-    def forget(self, block: int) -> None:
-        """The block's contents are void. A block that was never entered is fine."""
-        key = self._keys.pop(block, None)
-        if key is not None:
-            self.changes += 1
-            del self._nodes[key]
+        Returns the place of the last one. Contents that are known already stay where they are.
+        """
+        assert len(tokens) == len(blocks) * self.block_size, "only full blocks are entered"
+        for (contents,), block in zip(self._contents(tokens), blocks, strict=True):
+            key = (place, contents)
+            known = self._nodes.get(key)
+            if known is None:
+                place = self._next_node
+                self._next_node += 1
+                self.changes += 1
+                self._nodes[key] = (place, block)
+                self._keys[block] = key
+            else:
+                place = known[0]
+        return place
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The contents of these blocks are void. One that was never entered is fine."""
+        for block in blocks:
+            key = self._keys.pop(block, None)
+            if key is not None:
+                self.changes += 1
+                del self._nodes[key]
 
     def clear(self) -> None:
         self.changes += 1
@@ -87,7 +102,7 @@ class PrefixIndex:
 class NoPrefixIndex(PrefixIndex):
     """The index of an engine without prefix caching: it learns nothing, so it never finds anything."""
 
-    def add(self, place: Place, tokens: array[int], block: int) -> Place:  # noqa: ARG002
+    def add(self, place: Place, tokens: array[int], blocks: Sequence[int]) -> Place:  # noqa: ARG002
         return place
 
 

@@ -21,6 +21,14 @@ class KVSize(NamedTuple):
         return self.num_blocks / math.ceil(self.max_model_len / block_size)
 
 
+def host_blocks(kv: KVSize, *, block_size: int, max_num_seqs: int, swap_bytes: int) -> int:
+    """Blocks of a store in host memory for those who are swapped: no more than all places together could fill."""
+    block_bytes = kv.kv_bytes // kv.num_blocks
+    if swap_bytes < block_bytes:
+        raise ConfigError(f"swap_space is less than the {block_bytes} bytes of one block of the KV cache")
+    return min(swap_bytes // block_bytes, max_num_seqs * math.ceil(kv.max_model_len / block_size))
+
+
 def bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
     """Keys and values of one position in all layers."""
     return 2 * layers * kv_heads * head_dim * itemsize

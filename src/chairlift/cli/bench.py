@@ -94,6 +94,7 @@ def engine(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    async_scheduling: options.AsyncScheduling = None,
     json: options.Json = None,
 ) -> None:
     """Measure how fast a model runs here, without HTTP.
@@ -129,6 +130,7 @@ def engine(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        async_scheduling=async_scheduling,
     )
     compose.check_options(asked)
     console = user_console()

@@ -193,6 +193,14 @@ KvLayout = Annotated[
         help="Blocks as a request grows, or one run of blocks reserved for its longest answer, with no prefixes shared.",
     ),
 ]
+AsyncScheduling = Annotated[
+    bool | None,
+    typer.Option(
+        "--async-scheduling/--no-async-scheduling",
+        help="Decide the next step while one is computed. Default: where the executor can have two steps in flight.",
+        show_default=False,
+    ),
+]
 ChatTemplateFile = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="A Jinja2 chat template to use in place of the model's own."),

@@ -9,12 +9,13 @@ from chairlift.cli import options, sharing
 from chairlift.cli.config_file import read_into
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
-from chairlift.options import AUTO, DEFAULT_EXECUTOR
+from chairlift.options import AUTO, DEFAULT_EXECUTOR, PREEMPTION_MODES, RECOMPUTE, EngineOptions
 from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
 from chairlift.server.settings import PRIORITIES, Settings
 
+ENGINE = EngineOptions()
 SETTINGS = Settings()
-"""Where the flags of the HTTP side have their defaults; those of the engine are in `DEFAULTS`."""
+"""Where the flags of the HTTP side have their defaults; those of the engine are in `DEFAULTS`, or in `ENGINE`."""
 
 
 def serve(
@@ -128,6 +129,18 @@ def serve(
         bool, typer.Option(help="Share the KV cache of equal beginnings of prompts.")
     ] = DEFAULTS.enable_prefix_caching,
     kv_layout: options.KvLayout = DEFAULTS.kv_layout,
+    preemption_mode: Annotated[
+        str,
+        typer.Option(
+            parser=options.one_of(PREEMPTION_MODES),
+            metavar="recompute|swap",
+            help="Who loses its memory to others is computed again, or kept in --swap-space meanwhile.",
+        ),
+    ] = RECOMPUTE,
+    swap_space: Annotated[
+        float,
+        typer.Option(metavar="GIB", help="Most host memory for --preemption-mode swap; when it is full, recompute."),
+    ] = ENGINE.swap_space,
     isolate_prefix_cache: Annotated[
         bool,
         typer.Option(
@@ -237,6 +250,7 @@ def serve(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    async_scheduling: options.AsyncScheduling = None,
     max_num_queued_reqs: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="Most requests that may wait; others get 429."),
@@ -268,7 +282,6 @@ def serve(
     The first start fetches the model. The server then prints its address and a request to try.
     """
     from chairlift.cli.serving import Asked, run
-    from chairlift.compose import EngineOptions
     from chairlift.server.tenants import weights
 
     classes = [sharing.slo_class(text) for text in slo_class or ()]
@@ -301,6 +314,8 @@ def serve(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         enable_prefix_caching=enable_prefix_caching,
         kv_layout=kv_layout,
+        preemption_mode=preemption_mode,
+        swap_space=swap_space,
         preset=preset,
         scheduling_policy=scheduling_policy,
         batch_wait_s=batch_wait_ms / 1000,
@@ -316,6 +331,7 @@ def serve(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        async_scheduling=async_scheduling,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )

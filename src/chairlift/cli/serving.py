@@ -144,6 +144,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"compute   {fit.computes.words}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
+        *([f"swap      {_swap(fit)}"] if fit.config.num_host_blocks else []),
         *([f"layout    {ONE_RUN}"] if fit.config.kv_layout == "contiguous" else []),
         f"order     {fit.config.scheduling_policy}; {_who(asked.settings)}",
         *([] if engine.template.available else [f"template  {NO_TEMPLATE}"]),
@@ -151,6 +152,12 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
         f"address   {address}/v1",
         "try       " + _curl(engine, names[0], asked.settings, address),
     ]
+
+
+def _swap(fit: compose.Fit) -> str:
+    blocks = fit.config.num_host_blocks
+    contexts = blocks / -(-fit.config.max_model_len // fit.config.block_size)
+    return f"{compose.gib(fit.host_bytes)} of host memory: {blocks:,} blocks, room for {contexts:.1f} full contexts"
 
 
 def _who(settings: Settings) -> str:

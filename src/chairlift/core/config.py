@@ -8,6 +8,9 @@ from chairlift.core.errors import ConfigError
 MAX_WEIGHT = 1_000_000
 """Of a tenant's share, and its inverse the least: counters of service stay numbers that can be compared."""
 
+MAX_DEPTH = 2
+"""A third step in flight would have to be decided without the results of two."""
+
 KV_LAYOUTS = ("paged", "contiguous")
 """Blocks from anywhere as a request grows, or one run of neighbours that is reserved for all of it at once."""
 
@@ -29,6 +32,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Of no effect where `kv_layout` is contiguous: a run has one owner (`shares_prefixes`)."""
     kv_layout: str = "paged"
+    num_host_blocks: int = 0
+    """Blocks of host memory into which those are swapped that lose theirs; 0: they are computed again."""
     preset: str = "continuous"
     scheduling_policy: str = "fair"
     """Who is first. With one class and one tenant the default is first come, first served."""
@@ -42,6 +47,8 @@ class EngineConfig:
     """How much memory must stay free for those that run when another gets on."""
     batch_wait_s: float = 0.05
     """How long dynamic batching waits for a group to fill."""
+    depth: int = 1
+    """Steps in flight: with 2 the next one is decided and launched while the executor works, for one that can."""
 
     @property
     def shares_prefixes(self) -> bool:
@@ -56,9 +63,12 @@ class EngineConfig:
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_num_queued_reqs",
+            "depth",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_host_blocks < 0:
+            raise ConfigError(f"num_host_blocks must not be negative, as {self.num_host_blocks} is")
         if self.kv_layout not in KV_LAYOUTS:
             raise ConfigError(f"there is no KV layout {self.kv_layout!r:.40}; there are {', '.join(KV_LAYOUTS)}")
         if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:
@@ -70,6 +80,8 @@ class EngineConfig:
                 raise ConfigError(
                     f"the weight of tenant {tenant!r} must be from {1 / MAX_WEIGHT} to {MAX_WEIGHT:,}, not {weight}"
                 )
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(f"depth must be at most {MAX_DEPTH}, not {self.depth}")
         if self.max_model_len < 2:
             raise ConfigError("max_model_len must be at least 2: one token of prompt and one of answer")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -39,8 +39,10 @@ class Admitted:
 class Step:
     """One turn of the loop: what was decided, what came of it, and when to look again if nothing was to be done.
 
-    `snapshot` is of the moment when it was decided: `running` are those that it was planned for. `wake_at` is a time of the
-    engine's clock, or None: then only a new request can change anything.
+    `now` is when the turn began. `plan` is the one whose result came in it: with two steps in flight it was decided a turn
+    before, and whoever has ended in that one may still have a row in it. `admitted` got on with this plan. `snapshot` is of the
+    moment when it was decided: `running` are those that it was planned for. `wake_at` is a time of the engine's clock, or None:
+    then only a new request can change anything.
     """
 
     now: float
@@ -55,12 +57,14 @@ class Step:
     put_back: tuple[str, ...] = ()
     """Choices that got their first token in this step, and wait to go on because memory is short."""
     taken: tuple[Told, ...] = ()
-    """What was taken in before this step was decided, in order; `within`: while it was computed, before its result."""
+    """What was taken in at the beginning, before anything was decided, in order; `within`: right before the result was."""
     within: tuple[Told, ...] = ()
     failed: tuple[str, ...] = ()
     """Rows that the executor named as failed."""
     raised: bool = False
-    """The executor failed at the whole step. It took `elapsed_s` until then."""
+    """The executor failed at the whole step, and at all others in flight. It took `elapsed_s` until then."""
+    launching: int | None = None
+    """The number of the plan that it failed to launch, if it was that."""
 
     @property
     def yielded(self) -> tuple[str, ...]:

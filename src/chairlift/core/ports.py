@@ -8,7 +8,12 @@ from chairlift.core.types import Plan, Result
 
 
 class Executor(Protocol):
-    """Computes plans, one at a time. `launch` starts one, `collect` waits for its result; either may raise.
+    """Computes plans, one after another. `launch` starts one, `collect` waits for the result of the oldest; either may raise.
+
+    As many plans may be in flight as the engine's configuration says (`depth`). They are done in the order in which they were
+    launched, each as if the one before had ended: blocks that an earlier plan wrote may be written again. The rows of a plan in
+    flight may belong to somebody who has ended meanwhile; they are computed all the same. After one of the two has raised,
+    nothing is in flight any more, and plans can be launched again.
 
     An executor keeps keys and values in blocks of the size and number it was built with. It knows no requests: rows say all.
     """

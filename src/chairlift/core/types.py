@@ -27,6 +27,9 @@ MAX_TENANTS = 1024
 MAX_LOGPROBS = 20
 """The most tokens whose probabilities can be asked for beside that of the drawn one."""
 
+PENDING = -1
+"""Stands for a token that is still being drawn: by the step before, for the same sequence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -132,12 +135,15 @@ class Sequence:
         "choice",
         "computed",
         "draws",
+        "ends",
         "finish",
         "followers",
+        "full_at",
         "id",
         "indexed",
         "last_token_at",
         "leader",
+        "most",
         "number",
         "place",
         "prompt_len",
@@ -156,6 +162,10 @@ class Sequence:
         """Its place in the order in which requests came; it decides where everything else is equal."""
         self.tokens = array("i", request.prompt)
         self.prompt_len = len(request.prompt)
+        self.ends = request.stopping.eos_ids | request.stopping.stop_ids
+        """Tokens that end it, unless it is too short."""
+        self.most = self.prompt_len + request.stopping.max_tokens - 1
+        """Tokens that may get keys and values: nothing is computed from the last one of an answer."""
         self.computed = 0
         self.blocks = array("i")
         """Never changed but replaced, as plans have them too."""
@@ -167,13 +177,15 @@ class Sequence:
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0
         """Full blocks that stand in the prefix index; `place` is where the last of them stands in its tree."""
+        self.full_at = 0
+        """When so many tokens are computed, there may be one more."""
         self.place: int | str = request.cache_salt
         self.running = False
         """It is among those that steps are planned for, and holds blocks; otherwise it waits or has ended."""
         self.started = False
         """It has been admitted at least once."""
         self.last_token_at: float | None = None
-        """When its last token was there, by the clock of the steps. Kept only if the time between tokens is limited."""
+        """When its last token was there, by the clock of the steps."""
         self.finish: Finish | None = None
         self.followers: list[Sequence] = []
         self.leader: Sequence | None = None
@@ -186,12 +198,21 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens without keys and values. It is never 0 between steps: the last token is always to be computed."""
+        """Tokens without keys and values. The last one is always to be computed, so it is 0 only while the next is drawn."""
         return len(self.tokens) - self.computed
 
     @property
     def generated(self) -> int:
+        """Tokens of the answer, those included that are still being drawn."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def pending(self) -> int:
+        """Tokens at the end, of one that has not ended, that are still being drawn but have their places already."""
+        count = 0
+        while count < self.generated and self.tokens[-1 - count] == PENDING:
+            count += 1
+        return count
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, {self.computed}/{len(self.tokens)} computed, {len(self.blocks)} blocks)"
@@ -205,8 +226,9 @@ class Draw(NamedTuple):
     step to step.
 
     `history` are the tokens of the sequence itself, which nobody but the scheduler changes, and which only ever grow behind
-    the `end` that a draw looks at; None stands for no tokens. `mask` says which ids are allowed at all: bit `id % 32` of
-    unsigned 32-bit word `id // 32` ("I") is set; None allows all.
+    the `end` that a draw looks at; None stands for no tokens. The last of these is PENDING where that of the row is, until it
+    is known. `mask` says which ids are allowed at all: bit `id % 32` of unsigned 32-bit word `id // 32` ("I") is set; None
+    allows all.
     """
 
     choice: int
@@ -232,6 +254,9 @@ class Logprobs(NamedTuple):
 class Work(NamedTuple):
     """One row of a step: compute `tokens` at positions `start`... of a sequence whose KV lies in `blocks`.
 
+    The last of the tokens may be PENDING if the plan was launched while the one before it was in flight: then it is the token
+    that the row of the same sequence drew there, by its only draw.
+
     A `pad` row is computed and dropped: it is what a padded batch wastes. It has no blocks, and attends to nothing before it.
     """
 
@@ -256,9 +281,12 @@ def drawn_for(work: Work) -> list[str]:
 
 
 class Move(NamedTuple):
-    """The keys and values of block `source` are copied to block `target`, all layers of them."""
+    """The keys and values of block `source` go to block `target`, all layers of them.
 
-    kind: Literal["copy"]
+    Both are of the device in a "copy". A "store" goes from the device to a block of the host, a "load" back again.
+    """
+
+    kind: Literal["copy", "store", "load"]
     source: int
     target: int
 
@@ -287,7 +315,8 @@ class Held(NamedTuple):
 class Plan(NamedTuple):
     """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
 
-    `moves` are done before the work, in their order; none reads what another one has written.
+    `moves` are done before the work, in their order: first the stores, then the copies, then the loads. None reads what another
+    one has written, but for a load of what has just been stored.
     `preempted` lost their blocks in this step; the executor may drop whatever it keeps for `closed`.
     """
 
@@ -339,8 +368,9 @@ class Output(NamedTuple):
     logprobs: tuple[Logprobs, ...] = ()
 
 
-State = Literal["queued", "prefill", "decode", "preempted"]
-"""Where a request is, for people: the scheduler itself knows no phases. Whoever was preempted waits to go on."""
+State = Literal["queued", "prefill", "decode", "preempted", "swapped"]
+"""Where a request is, for people: the scheduler itself knows no phases. Whoever was preempted waits to go on, and so does
+whoever was swapped, whose keys and values are in host memory meanwhile."""
 
 
 class Standing(NamedTuple):
@@ -348,7 +378,8 @@ class Standing(NamedTuple):
 
     One that follows another has the state and the position of that one. `ahead` are the places that have to become free until
     it gets on: those of all before it, its own, and of those that get on with it; 0 if it runs.
-    `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks.
+    `tokens` counts those of its answer; `computed` of prompt and answer have keys and values, which lie in `blocks` blocks:
+    of the host if it is swapped, otherwise of the device.
     """
 
     id: str
@@ -368,6 +399,10 @@ class Snapshot(NamedTuple):
     waiting: int
     free_blocks: int
     total_blocks: int
+    swapped: int = 0
+    """Of those that wait, whose keys and values are in host memory."""
+    free_host_blocks: int = 0
+    total_host_blocks: int = 0
 
 
 TokenizerKind = Literal["json", "bpe", "sentencepiece"]

@@ -70,6 +70,7 @@ class Turn(NamedTuple):
     drawn: Mapping[str, int]
     failed: tuple[str, ...]
     raised: bool
+    launching: int | None
     rows: int
     tokens: int
     plan: str
@@ -108,7 +109,8 @@ class Writer:
         fields: dict[str, Any] = {"step": plan.step, "now": step.now, "elapsed_s": step.elapsed_s}
         fields |= {"rows": len(plan.work), "tokens": plan.tokens, "plan": digest(plan)}
         rare = {"drawn": dict(self._drawn(step.outputs)), "failed": step.failed, "raised": step.raised, "held": plan.held}
-        yield _line(fields | {name: value for name, value in rare.items() if value})
+        fields |= {name: value for name, value in rare.items() if value}
+        yield _line(fields | ({} if step.launching is None else {"launching": step.launching}))
 
     def _command(self, command: Told) -> dict[str, Any]:
         if isinstance(command, End):
@@ -289,6 +291,7 @@ def _number(value: Any) -> float:
 
 
 def _turn(fields: dict[str, Any], taken: tuple[Told, ...], within: tuple[Told, ...]) -> Turn:
+    launching = fields.get("launching")
     return Turn(
         number=_whole(fields["step"]),
         now=_number(fields["now"]),
@@ -298,6 +301,7 @@ def _turn(fields: dict[str, Any], taken: tuple[Told, ...], within: tuple[Told, .
         drawn={str(name): _token(token) for name, token in fields.get("drawn", {}).items()},
         failed=tuple(map(str, fields.get("failed", ()))),
         raised=bool(fields.get("raised")),
+        launching=None if launching is None else _whole(launching),
         rows=_whole(fields["rows"]),
         tokens=_whole(fields["tokens"]),
         plan=str(fields["plan"]),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from chairlift.core.types import Move
+
 
 class KVStore:
     """Keys and values [layers, blocks, block_size, kv_heads, head_dim] of every position that is cached.
@@ -17,15 +19,24 @@ class KVStore:
     """
 
     def __init__(
-        self, *, layers: int, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, contiguous: bool = False
+        self,
+        *,
+        layers: int,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        contiguous: bool = False,
+        num_host_blocks: int = 0,
     ) -> None:
         self._contiguous = contiguous
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (layers, num_blocks, block_size, kv_heads, head_dim)
+        host_shape = (layers, num_host_blocks, block_size, kv_heads, head_dim)
         # Left unwritten on purpose: the system commits a page of it when it is first used.
-        self._keys = np.empty(shape, dtype=np.float32)
-        self._values = np.empty(shape, dtype=np.float32)
+        self._keys, self._values = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+        self._host_keys, self._host_values = np.empty(host_shape, dtype=np.float32), np.empty(host_shape, dtype=np.float32)
 
     def slots(self, blocks: Sequence[int], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where positions of a sequence lie, counted in tokens from the start of the first block of the store."""
@@ -41,10 +52,12 @@ class KVStore:
         self._keys[layer].reshape(flat)[slots] = keys
         self._values[layer].reshape(flat)[slots] = values
 
-    def copy(self, source: int, target: int) -> None:
-        """Everything that one block holds, to another."""
-        for part in (self._keys, self._values):
-            part[:, target] = part[:, source]
+    def move(self, move: Move) -> None:
+        """Everything that one block holds, to another. Those of the host lie beside the others here, and nobody reads them."""
+        for device, host in ((self._keys, self._host_keys), (self._values, self._host_values)):
+            source = host if move.kind == "load" else device
+            target = host if move.kind == "store" else device
+            target[:, move.target] = source[:, move.source]
 
     def read(self, layer: int, blocks: Sequence[int], first: int, end: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Keys and values [end - first, kv_heads, head_dim] of positions `first` to `end` of a sequence."""

@@ -55,6 +55,7 @@ class ReferenceExecutor:
         num_blocks: int,
         block_size: int,
         contiguous: bool = False,
+        num_host_blocks: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """If `contiguous`, the blocks of a row are always neighbours, and are read as one piece."""
@@ -69,6 +70,7 @@ class ReferenceExecutor:
             kv_heads=description.kv_heads,
             head_dim=description.head_dim,
             contiguous=contiguous,
+            num_host_blocks=num_host_blocks,
         )
         self.cost = _cost(description, parameters)
         self.computed = (0.0, 0.0)
@@ -84,17 +86,25 @@ class ReferenceExecutor:
         num_blocks: int,
         block_size: int,
         contiguous: bool = False,
+        num_host_blocks: int = 0,
         on_tensor: Callable[[int, int], None] | None = None,
     ) -> "ReferenceExecutor":
         """Reads all weights, which takes seconds, and builds an executor. `on_tensor(done, total)` follows the reading."""
         parameters = Parameters.read(description, weights, on_tensor=on_tensor)
-        return cls(description, parameters, num_blocks=num_blocks, block_size=block_size, contiguous=contiguous)
+        return cls(
+            description,
+            parameters,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            contiguous=contiguous,
+            num_host_blocks=num_host_blocks,
+        )
 
     def launch(self, plan: Plan) -> None:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
         for move in plan.moves:
-            self._kv.copy(move.source, move.target)
+            self._kv.move(move)
         possible = [work for work in plan.work if self._has_embeddings(work)]
         foreign = [work for work in plan.work if not (work.pad or self._has_embeddings(work))]
         logits = self.logits(possible)

@@ -24,6 +24,13 @@ class Tally:
     waiting: int = 0
     kv_cache_usage: float = 0.0
     """Share of the blocks that running requests hold, 0 to 1."""
+    swapped: int = 0
+    """Of those that wait, whose keys and values are in host memory."""
+    host_cache_usage: float = 0.0
+    """Share of the blocks there that they hold, 0 to 1."""
+    swapped_out: int = 0
+    """Blocks that were stored there; `swapped_in` came back."""
+    swapped_in: int = 0
     preemptions: int = 0
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix index when their requests were first admitted; `prefix_hits` were found."""
@@ -63,12 +70,17 @@ def _after(tally: Tally, step: Step) -> Tally:
     for output in step.outputs:
         if output.finish is not None:
             finished[output.finish] += 1
+    kinds = [move.kind for move in step.plan.moves]
     cached = sum(admitted.cached for admitted in step.admitted)
     return replace(
         tally,
         running=snapshot.running,
         waiting=snapshot.waiting,
         kv_cache_usage=1 - snapshot.free_blocks / max(1, snapshot.total_blocks),
+        swapped=snapshot.swapped,
+        host_cache_usage=1 - snapshot.free_host_blocks / snapshot.total_host_blocks if snapshot.total_host_blocks else 0.0,
+        swapped_out=tally.swapped_out + kinds.count("store"),
+        swapped_in=tally.swapped_in + kinds.count("load"),
         preemptions=tally.preemptions + len(step.yielded),
         prefix_queries=tally.prefix_queries + sum(admitted.queried for admitted in step.admitted),
         prefix_hits=tally.prefix_hits + cached,

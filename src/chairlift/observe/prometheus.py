@@ -19,10 +19,14 @@ ENGINE = "0"
 GAUGES: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("num_requests_running", "Requests in the running batch.", lambda tally: tally.running),
     ("num_requests_waiting", "Requests that wait to be run.", lambda tally: tally.waiting),
+    ("num_requests_swapped", "Requests that wait with their KV blocks in host memory.", lambda tally: tally.swapped),
     ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", lambda tally: tally.kv_cache_usage),
+    ("cpu_cache_usage_perc", "Share of the KV blocks of host memory in use, 0 to 1.", lambda tally: tally.host_cache_usage),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("num_preemptions", "Requests that had to give their blocks back.", lambda tally: tally.preemptions),
+    ("swapped_out_blocks", "KV blocks moved to host memory.", lambda tally: tally.swapped_out),
+    ("swapped_in_blocks", "KV blocks that came back from there.", lambda tally: tally.swapped_in),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda tally: tally.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda tally: tally.prefix_hits),
     ("prompt_tokens", "Prompt tokens of admitted requests.", lambda tally: tally.prompt_tokens),
@@ -84,6 +88,7 @@ class _Families(Collector):
             "engine": ENGINE,
             "block_size": str(config.block_size),
             "num_gpu_blocks": str(config.num_blocks),
+            "num_cpu_blocks": str(config.num_host_blocks),
             "enable_prefix_caching": str(config.shares_prefixes),
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=list(facts))

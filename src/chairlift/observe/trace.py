@@ -165,7 +165,10 @@ class Traces:
             if last.reason is not None:
                 self._add_hold(_Hold(at))
         elif (last.reason, last.seq_id) != held:
-            first = self._stories[held.seq_id]
+            # With two steps in flight it may have ended before the result of this one was there.
+            first = self._stories.get(held.seq_id) or self._ended.get(held.seq_id)
+            if first is None:
+                return
             self._add_hold(_Hold(at, held.reason, first.id, first.request, first.priority, first.tenant, first.arrival))
 
     def _add_hold(self, hold: _Hold) -> None:

@@ -110,6 +110,7 @@ class Contiguous:
         run = self.runs.take(self._run(sequence))
         self.pool.share(run)
         sequence.blocks, sequence.room = array("i", run), len(run) * self._size
+        sequence.full_at = sequence.room + 1  # it never is: nothing enters an index
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
         assert tokens <= len(sequence.blocks) * self._size, f"{sequence} has all that it may need"

@@ -35,7 +35,7 @@ class TimeLimits:
 
     def progress(self, sequences: Iterable[Sequence]) -> None:
         """They have got a token."""
-        self._fresh += [sequence for sequence in sequences if sequence.request.limits.stall_s is not None]
+        self._fresh += sequences
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended. What a finished request holds must not outlive it for as long as it might have taken."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, PrefixIndex
+from chairlift.cache.prefix import Match, Place, PrefixIndex
 from chairlift.core.types import Move, Sequence
 
 
@@ -44,7 +44,7 @@ class Paged:
     def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
         """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
-        revived = sum(self.pool.references(block) == 0 for block in match.blocks)
+        revived = self.pool.idle(match.blocks)
         return fresh + revived - self.freed(leaving, match)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
@@ -69,7 +69,7 @@ class Paged:
         self.pool.share(match.blocks)
         sequence.blocks = array("i", match.blocks)
         sequence.computed = len(match.blocks) * self._size
-        sequence.indexed, sequence.place = len(match.blocks), match.place
+        self._indexed(sequence, len(match.blocks), match.place)
         self.grow(sequence, len(sequence.tokens))
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
@@ -82,7 +82,7 @@ class Paged:
         if shared is not None:
             [blocks[shared]] = self._take(1)
             self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
-            self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index)
+            self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index.blocks)
         self._forked.discard(sequence)
         blocks.extend(self._take(max(0, self._blocks(tokens) - len(blocks))))
         sequence.blocks, sequence.room = blocks, len(blocks) * self._size
@@ -98,7 +98,7 @@ class Paged:
         follower.blocks = sequence.blocks
         sequence.room = follower.room = 0
         follower.computed = sequence.computed
-        follower.indexed, follower.place = sequence.indexed, sequence.place
+        self._indexed(follower, sequence.indexed, sequence.place)
 
     def moves(self) -> tuple[Move, ...]:
         """What has to be copied since this was last asked, before anything else is computed."""
@@ -109,26 +109,34 @@ class Paged:
     def release(self, sequence: Sequence) -> None:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
         self._forked.discard(sequence)
-        self.pool.release(sequence.blocks, worth=self.index)
+        self.pool.release(sequence.blocks, worth=self.index.blocks)
         sequence.blocks, sequence.room = array("i"), 0
         sequence.computed = 0
-        sequence.indexed, sequence.place = 0, sequence.request.cache_salt
+        self._indexed(sequence, 0, sequence.request.cache_salt)
 
     # ── contents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, sequence: Sequence, computed: int) -> None:
         """Its first `computed` tokens have keys and values: blocks that are full now enter the index."""
-        size = self._size
-        while (sequence.indexed + 1) * size <= computed:
-            start = sequence.indexed * size
-            block = sequence.blocks[sequence.indexed]
-            sequence.place = self.index.add(sequence.place, sequence.tokens[start : start + size], block)
-            sequence.indexed += 1
+        if computed < sequence.full_at:
+            return
+        size, first, full = self._size, sequence.indexed, computed // self._size
+        place = self.index.add(sequence.place, sequence.tokens[first * size : full * size], sequence.blocks[first:full])
+        self._indexed(sequence, full, place)
 
     def distrust(self, sequence: Sequence) -> None:
-        """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last."""
-        for block in sequence.blocks[: sequence.indexed]:
-            self.index.forget(block)
+        """Takes the blocks of a failed sequence out of the index: its earlier chunks may be as broken as its last.
+
+        Nobody knows which these were if it has given them back while it was computed.
+        """
+        if not sequence.blocks:
+            self.index.clear()
+        self.index.forget(sequence.blocks[: sequence.indexed])
+
+    def _indexed(self, sequence: Sequence, blocks: int, place: Place) -> None:
+        """So many of its blocks stand in the index, the last of them there."""
+        sequence.indexed, sequence.place = blocks, place
+        sequence.full_at = (blocks + 1) * self._size
 
     def _blocks(self, tokens: int) -> int:
         """Blocks that this many tokens fill."""
@@ -141,8 +149,7 @@ class Paged:
 
     def _take(self, count: int) -> list[int]:
         taken = self.pool.take(count)
-        for block in taken:
-            self.index.forget(block)
+        self.index.forget(taken)
         return taken
 
     def _own(self, sequence: Sequence) -> list[int]:

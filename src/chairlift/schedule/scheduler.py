@@ -1,24 +1,29 @@
 """Decides, at every step, which tokens of which requests are computed next, and in which blocks.
 
 Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for a more urgent request.
-`schedule` makes the decision and `commit` takes in what came of it. Blocks are the business of its `Memory`, which nobody
+`schedule` makes the decision and `commit` takes in what came of it; with two steps in flight the next decision comes before
+that, and counts on what is still being drawn. Blocks are the business of its `Memory`, which nobody
 else has; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way. It asks its
 policy all questions of taste, and knows neither clock nor chance.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Iterable
 
+from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted
 from chairlift.core.types import (
+    PENDING,
     TIMEOUT,
     Draw,
     Finish,
     Held,
     Logprobs,
+    Move,
     Output,
     Plan,
     Reason,
@@ -36,6 +41,7 @@ from chairlift.schedule import door, stopping
 from chairlift.schedule.layouts import LAYOUTS
 from chairlift.schedule.limits import TimeLimits
 from chairlift.schedule.policy import Past, Policy
+from chairlift.schedule.swapping import Stored, Swapping
 from chairlift.schedule.trials import Kind, Trials
 
 PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
@@ -50,7 +56,8 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, policy: Policy, index: PrefixIndex) -> None:
         self.config = config
-        self._memory = LAYOUTS[config.kv_layout](config, index)
+        layout = LAYOUTS[config.kv_layout](config, index)
+        self._memory = Swapping(layout, BlockPool(config.num_host_blocks), block_size=config.block_size)
         self.pool = self._memory.pool
         self.index = index
         self.running: list[Sequence] = []
@@ -66,13 +73,19 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._step = 0
         self._count = 0
-        self._planned: tuple[Plan, float] | None = None
-        """The usual step since policies were last told of anything, and when it was decided."""
+        self._ahead = config.depth > 1
+        """Somebody goes on before his token is there."""
+        self._flying: deque[list[Sequence | None]] = deque()
+        """Of each plan that is to be committed, in order: whose its rows are."""
+        self._landed: Plan | None = None
+        """The usual step that was committed since policies were last told of anything."""
+        self._decided_at = 0.0
         self._again_at: float | None = None
         """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._held: Held | None = None
         """Who was left waiting by the step that is being decided."""
         self._closed: list[str] = []
+        """Those that have ended, of which no plan has told yet."""
         self._finished: list[Sequence] = []
         self._outputs: list[Output] = []
         self._admitted: list[Admitted] = []
@@ -103,15 +116,16 @@ class Scheduler:
         """Ends a choice from outside. One that has ended already stays as it ended."""
         sequence = self._sequences.get(choice_id)
         if sequence is not None:
+            _drop_pending(sequence)
             self._finish(sequence, finish, reason)
 
     # ── the step ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self, now: float) -> Plan:
         """The plan of the next step, after those have ended whose time is over. Counters advance here, before anything is
-        computed."""
+        computed. At depth 2 the plan before this one need not have been committed."""
         for sequence in self._limits.expired(now):
-            self._finish(sequence, "length", TIMEOUT)
+            self.end(sequence.id, "length", TIMEOUT)
         self._policy.observe(self._past(now))
         match self._trials.begin():
             case Kind.PROOF:
@@ -121,9 +135,7 @@ class Scheduler:
             case Kind.USUAL:
                 return self._planned_at(now, *self._passes(now))
         self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
-        plan = self._planned_at(now, *planned)
-        self._planned = None  # what such a step takes teaches nothing about others
-        return plan
+        return self._planned_at(now, *planned)
 
     def _passes(self, now: float) -> tuple[list[Work], list[str]]:
         """Rows of a usual step, and who lost his blocks for it."""
@@ -140,37 +152,43 @@ class Scheduler:
         return work, preempted
 
     def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
-        # A plan without work is not launched, and one that fails may not have been heard: the news is kept until `commit`.
-        closed = tuple(self._closed) if work else ()
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, self._memory.moves(), self._held)
+        closed: tuple[str, ...] = ()
+        moves: tuple[Move, ...] = ()
+        if work:  # one without work is neither launched nor committed
+            moves = self._memory.moves()
+            closed = tuple(self._closed)
+            self._closed.clear()
+            self._flying.append([self._sequences.get(row.seq_id) for row in work])
+        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held)
         self._step += 1
-        self._planned = (plan, now) if work else None
         self._again_at = now if preempted and not work else None
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
-        del self._closed[: len(plan.closed)]
-        rows = {row.seq_id: row for row in result.rows}
+        self._landed = plan if self._trials.usual else None  # what a trial takes teaches nothing about other steps
         failed = dict(result.failed)
+        rows = {row[0]: row for row in result.rows}
         answered: list[Sequence] = []
         forked: list[Sequence] = []
-        for seq_id, start, tokens, _, draws, pad in plan.work:
-            sequence = self._sequences.get(seq_id)
-            if pad or sequence is None:
+        for (seq_id, start, tokens, _, draws, pad), sequence in zip(plan.work, self._flying.popleft(), strict=True):
+            if pad or sequence is None or sequence.finish is not None:
                 continue
             if seq_id in failed:
                 self._memory.distrust(sequence)
                 self._fail(sequence, failed[seq_id])
                 continue
-            self._memory.enter(sequence, start + len(tokens))
+            end = start + len(tokens)
+            # Whoever had to make way meanwhile has no blocks any more, but gets his token.
+            if end >= sequence.full_at and sequence.running:
+                self._memory.enter(sequence, end)
             if draws:
                 answered.append(sequence)
-                if len(draws) == 1:
-                    row = rows[seq_id]
-                    self._append(sequence, row.tokens[0], row.logprobs)
+                row = rows[seq_id]
+                if draws is sequence.draws:
+                    self._append(sequence, end, row.tokens, row.logprobs)
                 else:
-                    forked += self._draw(sequence, draws, rows[seq_id])
+                    forked += self._draw(sequence, end, draws, row)
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -216,6 +234,9 @@ class Scheduler:
             waiting=len(self._sequences) - running,
             free_blocks=self.pool.free,
             total_blocks=self.pool.total,
+            swapped=self._memory.away,
+            free_host_blocks=self._memory.host.free,
+            total_host_blocks=self._memory.host.total,
         )
 
     def standings(self) -> tuple[Standing, ...]:
@@ -224,7 +245,8 @@ class Scheduler:
         ahead = 0
         for position, sequence in enumerate(self._queue):
             ahead += sequence.places
-            standings += [_standing(one, sequence, position, ahead) for one in (sequence, *sequence.followers)]
+            stored = self._memory.stored(sequence)
+            standings += [_standing(one, sequence, position, ahead, stored) for one in (sequence, *sequence.followers)]
         return tuple(standings)
 
     @property
@@ -233,12 +255,16 @@ class Scheduler:
         return self._sequences.values()
 
     def _past(self, now: float) -> Past:
-        """What happened since this was last asked. A step lasts until the next one is decided: that is what clients feel."""
+        """What happened since this was last asked.
+
+        A step lasts from the decision before its result to the next one: that is what clients feel.
+        """
         finished = tuple(self._finished)
         self._finished.clear()
-        if self._planned is None:
+        then, self._decided_at = self._decided_at, now
+        plan, self._landed = self._landed, None
+        if plan is None:
             return Past(None, 0.0, finished)
-        plan, then = self._planned
         short = plan.held is not None and plan.held.reason == "no_block"
         starved, self._starved = self._starved + (len(plan.preempted) if short else 0), 0
         return Past(plan, now - then, finished, starved)
@@ -250,20 +276,31 @@ class Scheduler:
         """Failures in a row that no request explains."""
         return self._trials.doubts
 
-    def take_back(self, plan: Plan, message: str) -> tuple[str, ...]:
-        """The executor has failed at the plan and named nobody: nothing that it has written is trusted any more.
+    def take_back(self, plans: Iterable[Plan], message: str) -> tuple[str, ...]:
+        """The executor has failed at these plans, all that were in flight, and named nobody: nothing that it has written is
+        trusted any more, and nothing that they were to draw will come.
 
-        Who runs waits again and will be computed anew, those of the plan first, one at a time. Returns who that is.
+        Who runs waits again and will be computed anew, those of the plans first, one at a time. Returns who that is.
         """
         self.index.clear()
-        self._planned = None  # how long a failure takes teaches nothing
+        self._flying.clear()
+        self._landed = None  # how long a failure takes teaches nothing
         self._failure = message
+        self._closed[:0] = [closed for plan in plans for closed in plan.closed]  # they may not have been heard
+        for sequence in self._sequences.values():
+            _drop_pending(sequence)
         waiting_again = tuple(sequence.id for sequence in self.running)
         for sequence in self.running[:]:
             self._preempt(sequence)
-        planned = (self._sequences.get(work.seq_id) for work in plan.work if not work.pad)
-        self._trials.failed(sequence for sequence in planned if sequence is not None)
+        self._memory.lose()
+        planned = dict.fromkeys(work.seq_id for plan in plans for work in plan.work if not work.pad)
+        self._trials.failed(self._sequences[seq_id] for seq_id in planned if seq_id in self._sequences)
         return waiting_again
+
+    @property
+    def tries(self) -> bool:
+        """The last decision was to try somebody alone: the next one needs its result."""
+        return not self._trials.usual
 
     def _trial(self, suspect: Sequence) -> tuple[list[Work], list[str]]:
         """The suspect alone, so that only it can make the step fail. It has all the memory there is, if it needs it."""
@@ -273,7 +310,7 @@ class Scheduler:
         if not suspect.running:
             self._admit(suspect, self._memory.match(suspect))
         count = min(suspect.missing, self.config.max_num_batched_tokens)
-        return [self._work(suspect, count)], [other.id for other in others]
+        return [self._work(suspect, suspect.computed + count)], [other.id for other in others]
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
@@ -292,7 +329,7 @@ class Scheduler:
         worst = self._queue.worst_first(lesser)
         fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
         for sequence in worst[:fewest]:
-            self._preempt(sequence)
+            self._preempt(sequence, store=True)
         return [sequence.id for sequence in worst[:fewest]]
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
@@ -314,11 +351,9 @@ class Scheduler:
         """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
         spent = 0
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            tokens = sequence.computed + count
-            if not sequence.running:  # it has lost its blocks to one before it
-                continue
-            if tokens <= sequence.room or self._make_room(sequence, tokens, work, preempted):
-                work.append(self._work(sequence, count))
+            end = sequence.computed + count
+            if end <= sequence.room or self._make_room(sequence, end, work, preempted):
+                work.append(self._work(sequence, end))
                 spent += count
         return spent
 
@@ -327,12 +362,16 @@ class Scheduler:
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
         """
+        if not sequence.running:  # it has lost its blocks to one before it
+            return False
         while self._memory.lacks(sequence, tokens) > self.pool.free:
             planned = {row.seq_id for row in work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
-            victim = self._queue.victim(candidates, self._memory.recomputation)
-            self._preempt(victim)
+            # Whoever ends with the token that is being drawn for him loses nothing. At depth 1 there is nobody like that.
+            ending = [other for other in candidates if not other.missing and not other.followers]
+            victim = ending[0] if ending else self._queue.victim(candidates, self._memory.recomputation)
+            self._preempt(victim, store=not ending)
             preempted.append(victim.id)
             if victim is sequence:
                 return False
@@ -357,7 +396,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            work.append(self._work(sequence, count))
+            work.append(self._work(sequence, sequence.computed + count))
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -415,32 +454,36 @@ class Scheduler:
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
-        """The row of its next tokens, which count as computed from now on."""
+    def _work(self, sequence: Sequence, end: int) -> Work:
+        """The row of its next tokens up to `end`, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
-        end = sequence.computed = start + count
+        sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
-        return _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
+        work = _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
+        # Whoever ends with this token for certain, or is followed by others, misses nothing until it is there.
+        if self._ahead and len(draws) == 1 and end < sequence.most:
+            tokens.append(PENDING)
+        return work
 
-    def _draw(self, sequence: Sequence, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
+    def _draw(self, sequence: Sequence, place: int, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
-        self._append(sequence, row.tokens[0], row.logprobs[:1])
-        drawn = {draw.choice: place for place, draw in enumerate(draws)} if followers else {}
-        for follower in followers:
-            place = drawn[follower.choice]
-            self._append(follower, row.tokens[place], row.logprobs[place : place + 1])
+        drawn = {draw.choice: slice(i, i + 1) for i, draw in enumerate(draws)}
+        for one in (sequence, *followers):
+            its = drawn[one.choice]
+            self._append(one, place, row.tokens[its], row.logprobs[its])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
         """The prompt is computed: its followers share it, and run. Their places were kept for them."""
         followers, leader.followers = leader.followers, []
-        del self._leading[leader.id]
+        self._leading.pop(leader.id, None)
         for follower in followers:
             follower.leader = None
             follower.running = True
-            self._memory.fork(leader, follower)
+            if leader.running:  # otherwise it had to make way meanwhile, and there is nothing to share
+                self._memory.fork(leader, follower)
             insort(self.running, follower, key=self._queue.rank)
         return followers
 
@@ -453,16 +496,28 @@ class Scheduler:
                 self._put_back.append(sequence.id)
                 self._starved += 1
 
-    def _append(self, sequence: Sequence, token: int, logprobs: tuple[Logprobs, ...]) -> None:
-        sequence.tokens.append(token)
-        ending = stopping.ending(sequence)
-        if ending is None:
-            self._outputs.append(_record(Output, (sequence.id, (token,), None, None, sequence.cached, logprobs)))
+    def _append(self, sequence: Sequence, place: int, drawn: tuple[int, ...], logprobs: tuple[Logprobs, ...]) -> None:
+        """The one token that was drawn gets its place, if it does not have it already."""
+        [token], tokens = drawn, sequence.tokens
+        if place < len(tokens):
+            tokens[place] = token
         else:
-            self._finish(sequence, ending[0], ending[1], tokens=(token,), logprobs=logprobs)
+            tokens.append(token)
+        # Most tokens end nothing, and for them nothing more is asked.
+        ending = stopping.ending(sequence, token, place) if place >= sequence.most or token in sequence.ends else None
+        if ending is None:
+            self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
+        else:
+            _cut(sequence, place + 1)
+            self._finish(sequence, ending[0], ending[1], tokens=drawn, logprobs=logprobs)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Puts a running sequence back into the queue. It keeps its tokens and will compute them again."""
+    def _preempt(self, sequence: Sequence, *, store: bool = False) -> None:
+        """Puts a running sequence back into the queue. It keeps its tokens, and will compute them again unless they are stored.
+
+        They are not after a failure, as nothing is trusted then; nor of one that has just been forked, as its leader has them.
+        """
+        if store:
+            self._memory.store(sequence)
         self._get_off(sequence)
         self._queue.push(sequence)
 
@@ -489,6 +544,7 @@ class Scheduler:
             self._unfollow(sequence, sequence.leader)
         else:
             self._queue.remove(sequence)
+            self._memory.drop(sequence)
         if sequence.followers:
             self._succeed(sequence)
         self._limits.forget(sequence)
@@ -521,6 +577,17 @@ class Scheduler:
             follower.leader = leader
 
 
+def _drop_pending(sequence: Sequence) -> None:
+    """What is being drawn for it will never be taken in."""
+    _cut(sequence, len(sequence.tokens) - sequence.pending)
+
+
+def _cut(sequence: Sequence, length: int) -> None:
+    """Makes new tokens of the first ones: the old ones may be the history of a draw in flight, which stays as it is."""
+    if length < len(sequence.tokens):
+        sequence.tokens, sequence.draws = sequence.tokens[:length], ()
+
+
 def _draws(sequence: Sequence) -> tuple[Draw, ...]:
     """For itself first, then for those that follow it."""
     request = sequence.request
@@ -533,15 +600,18 @@ def _draws(sequence: Sequence) -> tuple[Draw, ...]:
     return draws
 
 
-def _standing(sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0) -> Standing:
+def _standing(
+    sequence: Sequence, leader: Sequence, position: int | None, ahead: int = 0, stored: Stored | None = None
+) -> Standing:
+    held = stored if stored is not None and sequence is leader else sequence
     return Standing(
         sequence.id,
-        _state(leader),
+        _state(leader) if stored is None else "swapped",
         position,
         sequence.prompt_len,
-        sequence.generated,
-        sequence.computed,
-        len(sequence.blocks),
+        sequence.generated - sequence.pending,
+        held.computed,
+        len(held.blocks),
         ahead,
     )
 
@@ -550,4 +620,4 @@ def _state(sequence: Sequence) -> State:
     if not sequence.running:
         return "preempted" if sequence.started else "queued"
     # None is missing while the last of them is being computed.
-    return "decode" if sequence.generated and sequence.missing <= 1 else "prefill"
+    return "decode" if sequence.generated > sequence.pending and sequence.missing <= 1 else "prefill"

@@ -1,17 +1,16 @@
-"""When a sequence has ended by itself. Looks at its last token and its length, and at nothing else."""
+"""When a sequence has ended by itself. Looks at a new token and its place, and at nothing else."""
 
 from chairlift.core.types import Finish, Sequence, Stopping
 
 
-def ending(sequence: Sequence) -> tuple[Finish, int | None] | None:
-    """How the last token ends the sequence: the finish and, for a stop token, its id as the reason."""
-    stopping, tokens = sequence.request.stopping, sequence.tokens
-    last, generated = tokens[-1], len(tokens) - sequence.prompt_len
+def ending(sequence: Sequence, token: int, place: int) -> tuple[Finish, int | None] | None:
+    """How the token at this place ends the sequence: the finish and, for a stop token, its id as the reason."""
+    stopping, generated = sequence.request.stopping, place + 1 - sequence.prompt_len
     if generated >= stopping.min_tokens:
-        if last in stopping.eos_ids:
+        if token in stopping.eos_ids:
             return "stop", None
-        if last in stopping.stop_ids:
-            return "stop", last
+        if token in stopping.stop_ids:
+            return "stop", token
     return ("length", None) if generated >= stopping.max_tokens else None
 
 

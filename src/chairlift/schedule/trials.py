@@ -47,6 +47,11 @@ class Trials:
         return self._kind
 
     @property
+    def usual(self) -> bool:
+        """The step that was planned last is for everybody."""
+        return self._kind is Kind.USUAL
+
+    @property
     def suspect(self) -> Sequence:
         """Whose trial it is."""
         return self._suspects[0]

@@ -15,7 +15,8 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A straight line: so much for any step, for each token, for each row that draws, and for each position that a row sees.
+    """A straight line: so much for any step, for each token, for each row that draws, for each position that a row sees, and
+    for each block that is moved.
 
     Positions that a row sees are counted once a row, as its keys and values are read once whatever its number of tokens.
     """
@@ -24,11 +25,13 @@ class Linear:
     token_s: float = 0.0
     draw_s: float = 0.0
     position_s: float = 0.0
+    move_s: float = 0.0
 
     def seconds(self, plan: Plan) -> float:
         drawing = sum(len(work.draws) for work in plan.work)
         positions = sum((0 if work.pad else work.start) + len(work.tokens) for work in plan.work)
-        return self.step_s + self.token_s * plan.tokens + self.draw_s * drawing + self.position_s * positions
+        computing_s = self.token_s * plan.tokens + self.draw_s * drawing + self.position_s * positions
+        return self.step_s + computing_s + self.move_s * len(plan.moves)
 
 
 class Moody:

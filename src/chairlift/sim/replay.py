@@ -4,6 +4,7 @@ Knows what was recorded and compares what is decided now; computes nothing and k
 the record, everything that a policy can look at is as it was then.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ class Player:
         self._core = EngineCore(config, self)
         self._config = config
         self._turn: Turn | None = None
-        self._plan = Plan(0, ())
+        self._flights: deque[Plan] = deque()
 
     def play(self, turn: Turn) -> Step:
         """One recorded step. Raises RecordError if it submits what no door lets through."""
@@ -72,24 +73,32 @@ class Player:
         try:
             return self._core.step(turn.now)
         except _Raised:
+            self._flights.clear()
             step = self._core.fail_step(turn.now + turn.elapsed_s, FAILED)
             assert step is not None, "what has raised was the executor"
             return step
 
     def launch(self, plan: Plan) -> None:
-        self._plan = plan
+        turn = self._now_played()
+        if turn.raised and turn.launching == plan.step:
+            self._core.inbox.extend(turn.within)
+            raise _Raised
+        self._flights.append(plan)
 
     def collect(self) -> Result:
-        turn = self._turn
-        assert turn is not None, "steps are taken by `play` alone"
+        turn, plan = self._now_played(), self._flights.popleft()
         self._core.inbox.extend(turn.within)
         if turn.raised:
             raise _Raised
-        rows = tuple(_row(work, turn) for work in self._plan.work if work.draws)
+        rows = tuple(_row(work, turn) for work in plan.work if work.draws)
         failed = tuple((name, FAILED) for name in turn.failed)
-        return Result(self._plan.step, rows, failed, turn.elapsed_s)
+        return Result(plan.step, rows, failed, turn.elapsed_s)
 
     def close(self) -> None: ...
+
+    def _now_played(self) -> Turn:
+        assert self._turn is not None, "steps are taken by `play` alone"
+        return self._turn
 
     def _check(self, turn: Turn) -> None:
         requests = [command.request for command in (*turn.taken, *turn.within) if isinstance(command, Submit)]

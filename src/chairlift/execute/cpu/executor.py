@@ -79,6 +79,7 @@ class CpuExecutor:
         on_compile: Callable[[], None] | None = None,
         on_tensor: Callable[[int, int], None] | None = None,
         contiguous: bool = False,
+        num_host_blocks: int = 0,
     ) -> "CpuExecutor":
         """Compiles (if `cache` does not have it yet), reads all weights, starts the threads.
 
@@ -111,6 +112,7 @@ class CpuExecutor:
             kv_heads=description.kv_heads,
             head=widths.head,
             kind=choice.kv,
+            num_host_blocks=num_host_blocks,
         )
         program = Program(
             description,
@@ -141,7 +143,7 @@ class CpuExecutor:
         assert self._result is None, "the last plan has not been collected"
         began = self._clock()
         if plan.moves:
-            self._kv.copy([move.source for move in plan.moves], [move.target for move in plan.moves])
+            self._kv.move(plan.moves)
         self._compute(plan.work)
         draws, first = self._batch.draws, 0
         answers = draws.answers.tolist()

@@ -4,11 +4,14 @@ A layer's keys are [blocks, block_size / 16, kv_heads, head, 16 positions], its 
 the steps of 8-bit ones [..., kv_heads, 16 positions] of float32.
 """
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from chairlift.core.types import Move
 from chairlift.execute.cpu.memory import aligned
 from chairlift.execute.cpu.operations import KV_BYTES
 
@@ -16,9 +19,22 @@ PLACE = 16
 
 
 class KVCache:
-    """Memory for `num_blocks` blocks. It is left unwritten: the system commits a page of it when it is first used."""
+    """Memory for `num_blocks` blocks. It is left unwritten: the system commits a page of it when it is first used.
 
-    def __init__(self, *, layers: int, num_blocks: int, block_size: int, kv_heads: int, head: int, kind: str) -> None:
+    `num_host_blocks` more lie beside them, for sequences that are swapped. Kernels do not read those.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head: int,
+        kind: str,
+        num_host_blocks: int = 0,
+    ) -> None:
         assert kind in KV_BYTES
         assert block_size % PLACE == 0, f"block_size must be a multiple of {PLACE}"
         self.kind = kind
@@ -30,16 +46,21 @@ class KVCache:
         steps = vectors if kind == "int8" else 0
         self._key_steps = [aligned(steps, np.float32) for _ in range(layers)]
         self._value_steps = [aligned(steps, np.float32) for _ in range(layers)]
+        self._device = [part.reshape(num_blocks, -1) for part in self._parts if part.size]
+        self._host = [_rows(num_host_blocks, part.shape[1], part.dtype) for part in self._device]
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Everything that these blocks hold, each to its target, as if one after the other; no target is a later source.
+    def move(self, moves: Sequence[Move]) -> None:
+        """Everything that these blocks hold, each to its target, as if one after the other.
 
-        In NumPy, as it happens once in the life of a choice and moves memory in stretches as long as a block's part of a layer.
+        Of neighbouring moves of a kind no target is a later source. In NumPy, as it happens now and then in the life of a
+        sequence, and moves memory in stretches as long as a block's part of a layer.
         """
-        origins, goals = np.array(sources), np.array(targets)
-        for part in chain(self._keys, self._values, self._key_steps, self._value_steps):
-            blocks = part.reshape(self.num_blocks, -1)
-            blocks[goals] = blocks[origins]
+        for kind, alike in groupby(moves, key=lambda move: move.kind):
+            pairs = np.array([(move.source, move.target) for move in alike])
+            sources = self._host if kind == "load" else self._device
+            targets = self._host if kind == "store" else self._device
+            for source, target in zip(sources, targets, strict=True):
+                target[pairs[:, 1]] = source[pairs[:, 0]]
 
     @property
     def position_bytes(self) -> int:
@@ -49,7 +70,12 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (*self._keys, *self._values, *self._key_steps, *self._value_steps))
+        """Of the blocks that are computed with."""
+        return sum(part.nbytes for part in self._parts)
+
+    @property
+    def _parts(self) -> Iterable[NDArray[Any]]:
+        return chain(self._keys, self._values, self._key_steps, self._value_steps)
 
     def keys(self, layer: int) -> int:
         return self._keys[layer].ctypes.data
@@ -62,3 +88,7 @@ class KVCache:
 
     def value_steps(self, layer: int) -> int:
         return self._value_steps[layer].ctypes.data
+
+
+def _rows(count: int, width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return aligned(count * width, dtype).reshape(count, width)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.costs import ModelCost
-from chairlift.core.types import Logprobs, Plan, Result, Row, Work
+from chairlift.core.types import Logprobs, Move, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
 from chairlift.execute.torch.attention.backends import build as build_attention
@@ -27,6 +28,7 @@ from chairlift.execute.torch.draws import Telling, Wanted, logprobs, write
 from chairlift.execute.torch.ops import Ops, TorchOps
 from chairlift.execute.torch.options import Choice
 from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, Sampler, TorchSampler
+from chairlift.execute.torch.swap import HostStore
 from chairlift.execute.torch.weights import ModelWeights, read
 from chairlift.models.description import Description, Weights
 
@@ -79,13 +81,14 @@ class TorchExecutor:
         batches: Batches,
         sampler: Sampler,
         kv: Tensor,
+        host: HostStore,
         cost: ModelCost,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.cost = cost
         self.computed = (0.0, 0.0)
         self._description, self._device, self._decoder, self._batches = description, device, decoder, batches
-        self._sampler, self._kv, self._clock = sampler, kv, clock
+        self._sampler, self._kv, self._host, self._clock = sampler, kv, host, clock
         self._flights: deque[_Flight] = deque()
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device.on)
         self._drawn_by: dict[str, int] = {}
@@ -103,6 +106,7 @@ class TorchExecutor:
         max_tokens: int,
         max_rows: int,
         max_model_len: int | None = None,
+        num_host_blocks: int = 0,
         on_tensor: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "TorchExecutor":
@@ -149,6 +153,7 @@ class TorchExecutor:
                 batches=batches,
                 sampler=sampler,
                 kv=kv,
+                host=HostStore(device, kv, num_blocks=num_host_blocks),
                 cost=_cost(description, held, kv),
                 clock=clock,
             )
@@ -205,8 +210,7 @@ class TorchExecutor:
 
     def _start(self, plan: Plan) -> _Flight:
         began = self._clock()
-        for move in plan.moves:
-            self._kv[:, move.target] = self._kv[:, move.source]
+        self._move(plan.moves)
         known: list[Work] = []
         foreign: list[Work] = []
         for row in plan.work:
@@ -214,6 +218,17 @@ class TorchExecutor:
         answers = self._compute(known) if known else None
         told = f"a token is none of the model's {self._description.vocab}"
         return _Flight(plan.step, began, self._device.mark(), tuple((row.seq_id, told) for row in foreign), answers)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        for kind, alike in groupby(moves, key=lambda move: move.kind):
+            match kind:
+                case "store":
+                    self._host.store(list(alike))
+                case "load":
+                    self._host.load(list(alike))
+                case "copy":
+                    for move in alike:
+                        self._kv[:, move.target] = self._kv[:, move.source]
 
     def _compute(self, work: Sequence[Work]) -> _Answers | None:
         batch = self._batches.fill(work, self._drawn, self._drawn_by)

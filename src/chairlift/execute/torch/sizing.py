@@ -13,6 +13,8 @@ DEVICE_SHARE = 0.9
 """Of the memory of a GPU that weights and a step leave: nobody else has a use for it, but allocators leave gaps."""
 
 FLOAT32_BYTES, INT64_BYTES, INT32_BYTES = 4, 8, 4
+STAGED_BYTES = 64 << 20
+"""Of blocks that are on their way to the machine's memory or back, if sequences are swapped."""
 SAMPLED_BYTES = 48
 """For every id of every row: logits, their scores in float64, and what sorting them takes."""
 
@@ -22,9 +24,16 @@ PIECE_BYTES = 2**20
 
 
 def footprint(
-    description: Description, choice: Choice, *, max_tokens: int, max_rows: int, longest: int, block_size: int
+    description: Description,
+    choice: Choice,
+    *,
+    max_tokens: int,
+    max_rows: int,
+    longest: int,
+    block_size: int,
+    swaps: bool = False,
 ) -> Footprint:
-    """`longest` are the tokens of the longest row."""
+    """`longest` are the tokens of the longest row. What is stored in the host, if it `swaps`, does not count."""
     itemsize = choice.dtype.itemsize
     norms = sum(math.prod(shape) for name, shape in description.layout().items() if name.endswith("norm"))
     numbers = sum(math.prod(shape) for shape in description.layout().values())
@@ -44,6 +53,7 @@ def footprint(
         + attention
         + turns
         + buffers
+        + swaps * STAGED_BYTES
         + PIECE_BYTES
     )
     return Footprint((numbers - norms) * itemsize + norms * FLOAT32_BYTES, token_bytes, work)
