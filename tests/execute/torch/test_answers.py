@@ -68,7 +68,7 @@ def test_answers_are_those_of_the_reference(depth: int) -> None:
 def test_triton_between_the_matrix_products_gives_the_same_answers() -> None:
     """Few tokens, as its interpreter takes its time."""
     fused = torch_executor(EVERYTHING, WEIGHTS, num_blocks=24, choice=replace(PLAIN_CHOICE, fused=True))
-    few = [replace(one, stopping=replace(one.stopping, max_tokens=2)) for one in asked()]
+    few = [replace(one, stopping=replace(one.stopping, max_tokens=2)) for one in asked()[1:3]]
     settings = {"num_blocks": 24, "max_num_batched_tokens": 256}
     assert ridden(fused, few, **settings).tokens == ridden(reference(24), few, **settings).tokens
 
