@@ -4,7 +4,9 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import replace
+from itertools import islice
 
+import pytest
 from virtual import request
 
 from chairlift.core.config import EngineConfig
@@ -15,6 +17,7 @@ from chairlift.sim.cost import Linear
 from chairlift.sim.executor import WORD, SimExecutor
 from chairlift.sim.loop import Journey, run
 from chairlift.sim.trials.latencies import quantile
+from chairlift.sim.trials.tenants import HEAVIER, Place, beside, stream
 
 COST = Linear(step_s=0.01, token_s=0.001)
 PROMPT, PLACES = 20, 8
@@ -121,6 +124,21 @@ def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_as_beside
         beside_peer += ttfts(ride(light + peer), "light")
         beside_heavy += ttfts(ride(light + heavy, until=light[-1].arrival + 5.0), "light")
     assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
+
+
+@pytest.mark.parametrize("load", [0.05, 0.2, 0.3])
+def test_a_light_tenant_with_nothing_running_does_not_wait_for_answers_of_a_heavy_one(load: float):
+    """`benchmarks/fairness.py` has more loads and drawings, and a larger machine."""
+    place = Place(replace(config("fair"), enable_prefix_caching=True), COST, prompt=PROMPT, answer=ANSWER)
+    beside_peer, beside_heavy, displaced = list[float](), list[float](), 0
+    for seed in range(3):
+        light = list(islice(stream(place, "light", load, random.Random(3 * seed).expovariate), 60))
+        beside_peer += beside(place, "fair", light, load, random.Random(3 * seed + 1).expovariate).ttft_s
+        heavy = beside(place, "fair", light, HEAVIER * load, random.Random(3 * seed + 2).expovariate)
+        beside_heavy += heavy.ttft_s
+        displaced += heavy.displaced
+    assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
+    assert displaced <= len(beside_heavy)
 
 
 def test_a_light_tenant_waits_for_a_place_at_most_however_little_it_asks_for():
