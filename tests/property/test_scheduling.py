@@ -266,7 +266,11 @@ TestScheduling = SchedulingMachine.TestCase
 @given(
     asked=st.lists(
         st.tuples(
-            st.sampled_from("aaaaaabbc"), st.sampled_from([0, 0, 0, 1]), st.integers(1, 9), st.integers(1, 24), st.integers(0, 4)
+            st.sampled_from("aaaaaabbc"),
+            st.sampled_from([0, 0, 0, 1]),
+            st.integers(1, 9),
+            st.integers(1, 24),
+            st.integers(0, 4),
         ),
         min_size=6,
         max_size=16,
@@ -280,7 +284,9 @@ def test_whoever_makes_way_for_a_share_does_so_by_the_rules(
     asked: list[tuple[str, int, int, int, int]], samples: int, first: dict[str, Any], policy: str
 ):
     """Where one tenant sends most of the requests. All end: nobody is displaced for ever."""
-    settled = config(**(first | {"scheduling_policy": policy, "preset": "continuous", "max_num_seqs": 4, "max_num_batched_tokens": 16}))
+    settled = config(
+        **(first | {"scheduling_policy": policy, "preset": "continuous", "max_num_seqs": 4, "max_num_batched_tokens": 16})
+    )
     contiguous = settled.kv_layout == "contiguous"
     executor = WatchedExecutor(settled.num_blocks, settled.block_size, NEXT, contiguous=contiguous)
     ride = executor.ride = Ride(EngineCore(settled, executor))

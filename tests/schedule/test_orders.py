@@ -162,9 +162,7 @@ def test_of_like_ones_the_cheaper_of_the_worse_half_yields():
 def full_of_one_tenant(places: int = 4, most: int = 40, policy: str = "fair", **changes: Any) -> Ride:
     """All places are taken by `many`, whose requests came in the order of their numbers, and another one of it waits."""
     engine = ride(max_num_seqs=places, num_blocks=100, scheduling_policy=policy, **changes)
-    engine.submit(
-        *(request(f"many{n}", [n] * 4, most, arrival=0.01 * n, tenant="many", priority=1) for n in range(places + 1))
-    )
+    engine.submit(*(request(f"many{n}", [n] * 4, most, arrival=0.01 * n, tenant="many", priority=1) for n in range(places + 1)))
     for _ in range(3):
         engine.step()
     return engine
