@@ -126,23 +126,39 @@ def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_as_beside
     assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
 
 
-@pytest.mark.parametrize("load", [0.05, 0.2, 0.3])
-def test_a_light_tenant_with_nothing_running_does_not_wait_for_answers_of_a_heavy_one(load: float):
-    """`benchmarks/fairness.py` has more loads and drawings, and a larger machine."""
-    place = Place(replace(config("fair"), enable_prefix_caching=True), COST, prompt=PROMPT, answer=ANSWER)
-    beside_peer, beside_heavy, displaced = list[float](), list[float](), 0
-    for seed in range(3):
-        light = list(islice(stream(place, "light", load, random.Random(3 * seed).expovariate), 60))
-        beside_peer += beside(place, "fair", light, load, random.Random(3 * seed + 1).expovariate).ttft_s
-        heavy = beside(place, "fair", light, HEAVIER * load, random.Random(3 * seed + 2).expovariate)
-        beside_heavy += heavy.ttft_s
-        displaced += heavy.displaced
-    assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
-    assert displaced <= len(beside_heavy)
+MAKING_WAY_S = COST.step_s + (PLACES + PROMPT) * COST.token_s
+"""A step of a full machine in which a request gets on: in one of them somebody makes way, and nobody gets on yet."""
+
+
+@pytest.mark.parametrize("load", [0.1, 0.2, 0.3])
+def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_however_little_it_asks_for(load: float):
+    """With the prefix cache, as by default. Where its like keeps it waiting for nothing, the step in which somebody makes way
+    for it is not made up for: twice, and no more than that step longer; from a fifth of the machine on, just twice."""
+    place = Place(replace(config("fair"), enable_prefix_caching=True), COST, PROMPT, ANSWER)
+    beside_peer, beside_heavy = [], []
+    rates = defaultdict[str, float](float)
+    for seed in (0, 3):
+        light = list(islice(stream(place, "light", load, random.Random(seed).expovariate), 80))
+        beside_peer += beside(place, "fair", light, load, random.Random(seed + 1).expovariate).ttft_s
+        for policy in ("fair", "fcfs"):
+            told = beside(place, policy, light, HEAVIER * load, random.Random(seed + 2).expovariate)
+            beside_heavy += told.ttft_s if policy == "fair" else []
+            rates[policy] += told.tokens_per_s
+    slack_s = MAKING_WAY_S if load < 0.2 else 0.0
+    assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95) + slack_s
+    assert rates["fair"] >= 0.97 * rates["fcfs"]
+
+
+def test_where_all_is_computed_again_fairness_costs_no_more_than_three_percent():
+    place = Place(config("fair"), COST, PROMPT, ANSWER)
+    light = list(islice(stream(place, "light", 0.2, random.Random(0).expovariate), 80))
+    told = {policy: beside(place, policy, light, HEAVIER * 0.2, random.Random(1).expovariate) for policy in ("fair", "fcfs")}
+    assert told["fair"].displaced > 0
+    assert told["fair"].tokens_per_s >= 0.97 * told["fcfs"].tokens_per_s
 
 
 def test_a_light_tenant_waits_for_a_place_at_most_however_little_it_asks_for():
-    """Beside a heavy one all places are taken, so a request waits for the first end of one of them, and for one step."""
+    """Beside a heavy one all places are taken: at the latest, a request waits for the first end of one of them, and a step."""
     light = at_random(asks("light", 60), every=REQUEST_S / 0.05, seed=1)
     heavy = at_random(asks("heavy", 2000), every=REQUEST_S / 4.5, seed=2)
     waits = ttfts(ride(light + heavy, until=light[-1].arrival + 5.0), "light")
