@@ -158,6 +158,7 @@ def test_bytes_are_written_for_people() -> None:
         (EngineOptions(executor="torch", threads=1), "threads is a setting of the executor cpu, not of torch"),
         (EngineOptions(preemption_mode="swop"), "there are recompute, swap"),
         *((EngineOptions(swap_space=size), "above 0") for size in (0.0, -1.0, math.inf, math.nan)),
+        (EngineOptions(swap_space=2.0), "swap_space is a setting of preemption_mode swap, not of recompute"),
         (EngineOptions(quantization="int3"), "it may be auto, int8, int4, none"),
         (EngineOptions(isa="sse9"), "isa 'sse9' is unknown"),
         (EngineOptions(kv_cache_dtype="f8"), "kv_cache_dtype 'f8' is unknown"),

@@ -21,7 +21,7 @@ from chairlift.models import registry
 from chairlift.models.description import Model
 from chairlift.models.fetch import Progress
 from chairlift.models.registry import Sources
-from chairlift.options import PREEMPTION_MODES, SWAP, EngineOptions
+from chairlift.options import DEFAULT_SWAP_SPACE, PREEMPTION_MODES, SWAP, EngineOptions
 from chairlift.schedule import presets
 from chairlift.text import tokenizer as tokenizers
 from chairlift.text.template import MAX_TEMPLATE_CHARS, ChatTemplate
@@ -149,9 +149,14 @@ def _swap_bytes(options: EngineOptions) -> int:
     if options.preemption_mode not in PREEMPTION_MODES:
         modes = ", ".join(PREEMPTION_MODES)
         raise ConfigError(f"there is no preemption mode {options.preemption_mode!r:.40}; there are {modes}")
-    if not 0 < options.swap_space < math.inf:
-        raise ConfigError(f"swap_space must be a number of GiB above 0, not {options.swap_space}")
-    return int(options.swap_space * 2**30)
+    wanted = options.swap_space
+    if wanted is None:
+        return int(DEFAULT_SWAP_SPACE * 2**30)
+    if not 0 < wanted < math.inf:
+        raise ConfigError(f"swap_space must be a number of GiB above 0, not {wanted}")
+    if options.preemption_mode != SWAP:
+        raise ConfigError(f"swap_space is a setting of preemption_mode {SWAP}, not of {options.preemption_mode}")
+    return int(wanted * 2**30)
 
 
 def _config(options: EngineOptions, *, max_model_len: int, num_blocks: int, num_host_blocks: int = 0) -> EngineConfig:

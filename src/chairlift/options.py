@@ -7,6 +7,9 @@ from chairlift.core.config import DEFAULTS
 AUTO = "auto"
 DEFAULT_EXECUTOR = "cpu"
 RECOMPUTE, SWAP = PREEMPTION_MODES = ("recompute", "swap")
+
+DEFAULT_SWAP_SPACE = 4.0
+"""GiB, as with vLLM."""
 """What becomes of the keys and values of those who yield: they are computed again, or kept in host memory meanwhile."""
 
 
@@ -36,8 +39,8 @@ class EngineOptions:
     itl_target_s: float | None = DEFAULTS.itl_target_s
     tenant_weights: tuple[tuple[str, float], ...] = DEFAULTS.tenant_weights
     preemption_mode: str = RECOMPUTE
-    swap_space: float = 4.0
-    """GiB of host memory, at most, for those who are swapped."""
+    swap_space: float | None = None
+    """GiB of host memory, at most, for those who are swapped; None: DEFAULT_SWAP_SPACE."""
     executor: str = DEFAULT_EXECUTOR
     threads: int | None = None
     isa: str = AUTO

@@ -129,6 +129,7 @@ async def test_a_signal_while_loading_ends_it_at_once() -> None:
         await server.http.get("/health")
         signal.raise_signal(signal.SIGINT)
         assert await server.ends() == 0
+        assert (await server.code).at_once  # or the interpreter would end beneath the thread that still loads
         may_load.set()
 
 

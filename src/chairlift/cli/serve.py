@@ -9,7 +9,7 @@ from chairlift.cli import options, sharing
 from chairlift.cli.config_file import read_into
 from chairlift.core.config import DEFAULTS
 from chairlift.models.fetch import DEFAULT_MODEL
-from chairlift.options import AUTO, DEFAULT_EXECUTOR, PREEMPTION_MODES, RECOMPUTE, EngineOptions
+from chairlift.options import AUTO, DEFAULT_EXECUTOR, DEFAULT_SWAP_SPACE, PREEMPTION_MODES, RECOMPUTE, EngineOptions
 from chairlift.schedule.presets import HEADROOMS, ORDERS, PRESETS, SPLITS
 from chairlift.server.settings import PRIORITIES, Settings
 
@@ -138,8 +138,11 @@ def serve(
         ),
     ] = RECOMPUTE,
     swap_space: Annotated[
-        float,
-        typer.Option(metavar="GIB", help="Most host memory for --preemption-mode swap; when it is full, recompute."),
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            help=f"Most host memory for --preemption-mode swap, {DEFAULT_SWAP_SPACE:g} by default; when it is full, recompute.",
+        ),
     ] = ENGINE.swap_space,
     isolate_prefix_cache: Annotated[
         bool,

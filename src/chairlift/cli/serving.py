@@ -141,7 +141,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
     weights = f"{model.quantization}, {compose.gib(fit.weight_bytes)} in memory"
     return [
         f"model     {', '.join(names)}: {model.description.architecture}, {weights}",
-        f"compute   {fit.computes.words}",
+        f"compute   {fit.computes.words}{', two steps in flight' if fit.config.depth == 2 else ''}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
         f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
         *([f"swap      {_swap(fit)}"] if fit.config.num_host_blocks else []),

@@ -108,12 +108,12 @@ async def run(listener: socket.socket, load: Load, settings: Settings, *, world:
     with signals.caught():
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            code = await _live(state, load, signals)
+            ended = await _live(state, load, signals)
         finally:
             server.should_exit = True
             server.force_exit = not await _unless(signals.second, asyncio.shield(serving))
             await serving
-        return Ended(code, signals.second.is_set())
+        return Ended(ended.code, ended.at_once or signals.second.is_set())
 
 
 def web_server(app: ASGIApp) -> uvicorn.Server:
@@ -133,23 +133,24 @@ def web_server(app: ASGIApp) -> uvicorn.Server:
     )
 
 
-async def _live(state: State, load: Load, signals: "_Signals") -> int:
+async def _live(state: State, load: Load, signals: "_Signals") -> Ended:
     loading = asyncio.ensure_future(_in_thread(load))
     if not await _unless(signals.first, loading):
         log.info("stopped while loading")
-        return EXIT_OK
+        # An interpreter that ends beneath a thread that compiles takes what that thread still uses: the process would crash.
+        return Ended(EXIT_OK, at_once=True)
     try:
         service = loading.result()()
     except ChairliftError as error:
         log.error("%s", error)
-        return EXIT_FAILED
+        return Ended(EXIT_FAILED, at_once=False)
     except Exception:
         log.exception("the model could not be loaded")
-        return EXIT_FAILED
+        return Ended(EXIT_FAILED, at_once=False)
     state.ready(service)
     log.info("%s is ready", service.names[0])
     try:
-        return await _serve_until_end(state, service.client, signals)
+        return Ended(await _serve_until_end(state, service.client, signals), at_once=False)
     finally:
         await _unless(signals.second, asyncio.ensure_future(service.client.close()))
 

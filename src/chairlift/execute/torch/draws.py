@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from chairlift.core.types import Draw, Logprobs
+from chairlift.core.types import PENDING, Draw, Logprobs
 from chairlift.execute import noise
-from chairlift.execute.torch.batch import PENDING
 
 NOTHING = -1
 """Fills lists of ids up to the longest one of their table."""
