@@ -13,7 +13,7 @@ class Executor(Protocol):
     As many plans may be in flight as the engine's configuration says (`depth`). They are done in the order in which they were
     launched, each as if the one before had ended: blocks that an earlier plan wrote may be written again. The rows of a plan in
     flight may belong to somebody who has ended meanwhile; they are computed all the same. After one of the two has raised,
-    nothing is in flight any more, and plans can be launched again.
+    nothing is in flight any more, and plans can be launched again; but after ExecutorLost nothing can be done but to close it.
 
     An executor keeps keys and values in blocks of the size and number it was built with. It knows no requests: rows say all.
     """
