@@ -49,4 +49,5 @@ class EngineOptions:
     device: str = AUTO
     dtype: str = AUTO
     attention_backend: str = AUTO
+    tensor_parallel_size: int = 1
     async_scheduling: bool | None = None

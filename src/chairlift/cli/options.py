@@ -185,6 +185,14 @@ AttentionBackend = Annotated[
         help="What computes attention with --executor torch; auto: the fastest there is.",
     ),
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="GPUs that compute every step of --executor torch together, each with a part of every matrix.",
+    ),
+]
 KvLayout = Annotated[
     str,
     typer.Option(

@@ -197,6 +197,11 @@ class TorchExecutor:
         return Result(flight.step, rows, (*flight.foreign, *failed), ended - self.computed[0])
 
     @property
+    def done(self) -> bool:
+        """Whether `collect` would return at once."""
+        return self._flights[0].mark.passed
+
+    @property
     def threads(self) -> None:
         """PyTorch chooses them."""
 
