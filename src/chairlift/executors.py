@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol
 
 from chairlift.cache.sizing import DEFAULT_SHARE, bytes_per_token
 from chairlift.core.config import EngineConfig
@@ -22,6 +22,7 @@ from chairlift.options import AUTO, SWAP, EngineOptions
 
 if TYPE_CHECKING:
     from chairlift.execute.cpu.options import CpuOptions
+    from chairlift.execute.torch.parallel.channel import Sizes
 
 FLOAT32_BYTES = 4
 FLOAT_TYPES = ("F32", "F16", "BF16")
@@ -228,17 +229,6 @@ _IN_WORDS = {"auto": "as the file holds them", "int8": "in 8 bits", "int4": "in 
 # An extra, which need not be installed: nothing of it is imported before it is asked for.
 
 
-class _Sizes(TypedDict):
-    """What a plan can be, at most."""
-
-    num_blocks: int
-    block_size: int
-    max_tokens: int
-    max_rows: int
-    max_model_len: int
-    num_host_blocks: int
-
-
 class _Torch:
     """PyTorch, on a GPU or on the CPU."""
 
@@ -294,7 +284,7 @@ class _Torch:
         from chairlift.execute.torch.parallel.executor import ParallelExecutor
 
         watch.on_tensor(0, 1)
-        sizes: _Sizes = {
+        sizes: Sizes = {
             "num_blocks": config.num_blocks,
             "block_size": config.block_size,
             "max_tokens": config.max_num_batched_tokens,
@@ -304,7 +294,7 @@ class _Torch:
         }
         model, choice = self._model, self._choice
         if self._ranks > 1:
-            return ParallelExecutor.load(model, choice=choice, size=self._ranks, on_tensor=watch.on_tensor, **sizes)
+            return ParallelExecutor.load(model, choice=choice, size=self._ranks, on_tensor=watch.on_tensor, sizes=sizes)
         return TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
 
 

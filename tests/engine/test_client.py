@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -353,6 +353,24 @@ async def test_an_executor_that_is_gone_is_not_tried_again(depth: int, caplog: p
     ends = [output.seq_id for step in recorder.steps for output in step.outputs if output.finish]
     assert sorted(ends) == [str(number) for number in range(6)]
     assert ("the engine has failed: rank 1 is gone" in caplog.text, "Traceback" in caplog.text) == (True, False)
+
+
+class Mortal(GatedExecutor):
+    """Hands out what it is told to call when it is lost."""
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        self.lost = lost
+
+
+async def test_an_executor_that_is_lost_while_nothing_runs_ends_the_engine():
+    executor = Mortal()
+    async with engine(executor) as client:
+        await read(client.submit(request("a", range(5), 9)))
+        executor.lost("rank 1 is gone")
+        await asyncio.to_thread(client._loop._thread.join)
+        assert client.health() == "failed"
+        with pytest.raises(Unavailable, match="the engine has failed: rank 1 is gone"):
+            client.submit(request("late", range(5)))
 
 
 async def test_an_engine_is_closed_while_two_steps_are_in_flight():

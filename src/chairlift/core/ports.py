@@ -1,6 +1,7 @@
 """What the core asks of the world. Anything that has these methods will do; nothing inherits from them."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from chairlift.core.costs import Limits, ModelCost
 from chairlift.core.events import Step
@@ -21,6 +22,15 @@ class Executor(Protocol):
     def launch(self, plan: Plan) -> None: ...
     def collect(self) -> Result: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Perishable(Protocol):
+    """An executor that may be lost while it has nothing to do."""
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """`lost` is called once, by some thread, if nothing can be computed any more, and is told why."""
+        ...
 
 
 class Gauge(Protocol):

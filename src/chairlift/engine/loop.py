@@ -43,6 +43,8 @@ class EngineLoop:
         self._closing = False
         self.failure: str | None = None
         """Why the engine has ended, if it did by a fault."""
+        self._lost: str | None = None
+        """Why the executor is gone, if that was told while it had nothing to do."""
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -85,8 +87,11 @@ class EngineLoop:
             self._core.close()
 
     def _loop(self) -> None:
+        self._core.watch(self._lose)
         while not self._closing:
             self._wake.clear()
+            if self._lost is not None:
+                raise ExecutorLost(self._lost)
             self._step_began = self.clock()
             try:
                 step = self._core.step(self._step_began)
@@ -102,6 +107,10 @@ class EngineLoop:
             self._tell(step)
             if not step.plan.work:
                 self._wake.wait(self._patience(step.wake_at))
+
+    def _lose(self, why: str) -> None:
+        self._lost = why
+        self._wake.set()
 
     def _fail_step(self, error: Exception) -> bool:
         """False if it was not the executor that raised."""

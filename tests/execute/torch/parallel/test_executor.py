@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -20,12 +20,13 @@ from chairlift.core.ports import Executor
 from chairlift.core.types import Plan, Request, Sampling
 from chairlift.engine.core import EngineCore
 from chairlift.execute.torch.executor import TorchExecutor
+from chairlift.execute.torch.parallel.channel import Sizes
 from chairlift.execute.torch.parallel.executor import ParallelExecutor
 from chairlift.models.description import Model
 from chairlift.models.registry import reopen
 
 MODEL = replace(reopen("dummy:tiny"), reference="dummy:tiny")
-SIZES = {"num_blocks": 11, "block_size": 16, "max_tokens": 64, "max_rows": 4, "max_model_len": 128, "num_host_blocks": 6}
+SIZES: Sizes = {"num_blocks": 11, "block_size": 16, "max_tokens": 64, "max_rows": 4, "max_model_len": 128, "num_host_blocks": 6}
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
     "penalised": Sampling(temperature=0, repetition_penalty=1.3, logprobs=3),
@@ -54,7 +55,7 @@ def ridden(executor: Executor, requests: list[Request], **changes: int | str) ->
 @contextmanager
 def two_ranks(model: Model = MODEL, *, timeout_s: float = 60.0) -> Iterator[tuple[ParallelExecutor, subprocess.Popen[bytes]]]:
     """Rank 0, and the process of rank 1."""
-    executor = ParallelExecutor.load(model, choice=PLAIN_CHOICE, size=2, group_s=timeout_s, **SIZES)
+    executor = ParallelExecutor.load(model, choice=PLAIN_CHOICE, size=2, group_s=timeout_s, sizes=SIZES)
     process = executor._crew._followers[0].process
     try:
         yield executor, process
@@ -86,7 +87,7 @@ def test_two_ranks_store_and_load(both: ParallelExecutor) -> None:
 
 def test_a_model_that_a_follower_cannot_open_is_refused_in_one_line() -> None:
     with pytest.raises(ModelError, match=r"^rank 1: /gone\.gguf: there is no such file or folder$"):
-        ParallelExecutor.load(replace(MODEL, reference="/gone.gguf"), choice=PLAIN_CHOICE, size=2, **SIZES)
+        ParallelExecutor.load(replace(MODEL, reference="/gone.gguf"), choice=PLAIN_CHOICE, size=2, sizes=SIZES)
 
 
 def test_a_rank_that_is_killed_in_the_midst_of_a_step_ends_it(both: ParallelExecutor) -> None:
@@ -108,6 +109,14 @@ def test_a_rank_that_stands_still_is_given_up(both: ParallelExecutor) -> None:
         _stop(process)
         with pytest.raises(ExecutorLost, match=r"rank 0 cannot go on: .*Timed out"):
             _compute(executor, step)
+
+
+def test_the_death_of_a_rank_is_told_while_nothing_runs() -> None:
+    with two_ranks() as (executor, process):
+        told: Future[str] = Future()
+        executor.watch(told.set_result)
+        process.kill()
+        assert told.result() == f"rank 1 (process {process.pid}) was killed by SIGKILL"
 
 
 def _compute(executor: Executor, plan: Plan) -> None:

@@ -5,6 +5,7 @@ Knows messages and frames; knows neither processes nor tensors. Both ends are of
 
 import socket
 import struct
+from typing import TypedDict
 
 import msgspec
 
@@ -25,19 +26,25 @@ class Post(msgspec.Struct, forbid_unknown_fields=True):
     """The number of the file that is its end of the channel."""
 
 
-class Order(msgspec.Struct, forbid_unknown_fields=True):
-    """What a follower is to compute. All of it has been decided; the sizes are those of `TorchExecutor.load`."""
+class Sizes(TypedDict):
+    """What a plan can be at most, and what is kept: as `TorchExecutor.load` takes it."""
 
-    reference: str
-    """As `registry.reopen` takes it."""
-    dtype: str
-    attention: str
     num_blocks: int
     block_size: int
     max_tokens: int
     max_rows: int
     max_model_len: int
     num_host_blocks: int
+
+
+class Order(msgspec.Struct, forbid_unknown_fields=True):
+    """What a follower is to compute, with nothing left open."""
+
+    reference: str
+    """As `registry.reopen` takes it."""
+    dtype: str
+    attention: str
+    sizes: Sizes
     port: int
     """Where the ranks find each other."""
     timeout_s: float

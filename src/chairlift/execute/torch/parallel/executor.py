@@ -5,6 +5,7 @@ that are not at the same place can never be brought together again.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -15,7 +16,7 @@ from chairlift.core.types import Plan, Result
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice
-from chairlift.execute.torch.parallel.channel import Free, Opened, Order, Ready
+from chairlift.execute.torch.parallel.channel import Free, Opened, Order, Ready, Sizes
 from chairlift.execute.torch.parallel.group import Group, Ranks, meet
 from chairlift.execute.torch.parallel.launch import Crew
 from chairlift.execute.torch.parallel.wire import encode
@@ -54,12 +55,7 @@ class ParallelExecutor:
         *,
         choice: Choice,
         size: int,
-        num_blocks: int,
-        block_size: int,
-        max_tokens: int,
-        max_rows: int,
-        max_model_len: int,
-        num_host_blocks: int = 0,
+        sizes: Sizes,
         on_tensor: Callable[[int, int], None] | None = None,
         timeout_s: float = ANSWER_S,
         group_s: float = GROUP_S,
@@ -80,35 +76,16 @@ class ParallelExecutor:
         try:
             crew.start()
             store = meet(timeout_s=group_s)
-            crew.order(
-                Order(
-                    model.reference,
-                    choice.dtype_name,
-                    choice.attention.name,
-                    num_blocks=num_blocks,
-                    block_size=block_size,
-                    max_tokens=max_tokens,
-                    max_rows=max_rows,
-                    max_model_len=max_model_len,
-                    num_host_blocks=num_host_blocks,
-                    port=store.port,
-                    timeout_s=group_s,
-                )
-            )
+            crew.order(Order(model.reference, choice.dtype_name, choice.attention.name, sizes, store.port, group_s))
             crew.expect(Opened)
             group = Ranks.join(0, size, choice.device, store=store, timeout_s=group_s)
             own = TorchExecutor.load(
                 model.description,
                 model.weights,
                 choice=choice,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_tokens=max_tokens,
-                max_rows=max_rows,
-                max_model_len=max_model_len,
-                num_host_blocks=num_host_blocks,
                 on_tensor=told,
                 group=group,
+                **sizes,
             )
             crew.expect(Ready)
         except BaseException as error:  # noqa: BLE001  (raised again)
@@ -150,11 +127,20 @@ class ParallelExecutor:
         except Exception as error:  # noqa: BLE001  (as above)
             self._lose(error)
 
+    def watch(self, lost: Callable[[str], None]) -> None:
+        def wait() -> None:
+            why = self._crew.await_loss()
+            if why is not None:
+                lost(why)
+
+        threading.Thread(target=wait, name="lost ranks", daemon=True).start()
+
     def close(self) -> None:
         """The other ranks end with it. Nobody waits for a device on which a step waits for one that is gone."""
-        if not self._broken:
+        broken = self._broken or self._crew.lost.is_set()
+        if not broken:
             self._own.close()
-        self._crew.close(at_once=self._broken)
+        self._crew.close(at_once=broken)
         self._group.close()
 
     def _await(self) -> None:
@@ -169,7 +155,10 @@ class ParallelExecutor:
         self._broken = True
         if isinstance(error, ExecutorLost):
             raise error
-        self._crew.explain()
+        try:
+            self._crew.explain()
+        except ChairliftError as why:
+            raise ExecutorLost(str(why)) from error
         log.error("a rank has failed", exc_info=error)
         raise ExecutorLost(f"rank 0 cannot go on: {_line(error)}") from error
 

@@ -68,13 +68,8 @@ def _loaded(post: Post, order: Order, channel: Channel) -> TorchExecutor:
         model.description,
         model.weights,
         choice=choice,
-        num_blocks=order.num_blocks,
-        block_size=order.block_size,
-        max_tokens=order.max_tokens,
-        max_rows=order.max_rows,
-        max_model_len=order.max_model_len,
-        num_host_blocks=order.num_host_blocks,
         group=Ranks.join(post.rank, post.size, choice.device, store=store, timeout_s=order.timeout_s),
+        **order.sizes,
     )
 
 

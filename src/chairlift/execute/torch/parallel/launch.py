@@ -99,6 +99,12 @@ class Crew:
         if self.lost.is_set():
             raise self._verdict()
 
+    def await_loss(self) -> str | None:
+        """Why a follower has ended unasked, when one has. None if this crew is closed before."""
+        with self._news:
+            self._news.wait_for(lambda: self._closing or self.lost.is_set())
+        return str(self._verdict()) if self.lost.is_set() else None
+
     def explain(self, *, within_s: float = NEWS_S) -> None:
         """To be called when something else has failed: raises as `check` if that was a follower's doing."""
         self.lost.wait(within_s)
@@ -106,7 +112,9 @@ class Crew:
 
     def close(self, *, at_once: bool = False) -> None:
         """Returns when all of them have ended: after what they were asked for, or `at_once`."""
-        self._closing = True
+        with self._news:
+            self._closing = True
+            self._news.notify_all()
         for follower in self._followers:
             if at_once or self.lost.is_set():
                 follower.process.kill()
