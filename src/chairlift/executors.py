@@ -302,6 +302,8 @@ def _check_torch(options: EngineOptions) -> None:
     _check_owners(options, "torch")
     if find_spec("torch") is None:
         raise ConfigError("the executor torch needs the extra gpu: pip install chairlift[gpu]")
+    if options.tensor_parallel_size < 1:
+        raise ConfigError(f"tensor_parallel_size must be at least 1, not {options.tensor_parallel_size}")
     from chairlift.execute.torch import options as torch_options
 
     choice = torch_options.resolve(options.device, options.dtype, options.attention_backend)

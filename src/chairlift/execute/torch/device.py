@@ -195,7 +195,7 @@ class Device:
             raise ConfigError(f"device '{self.on}': {size} ranks take the first {size} GPUs, so it can only be cuda")
         count = torch.cuda.device_count()
         if size > count:
-            raise ConfigError(f"{size} ranks need {size} GPUs: this machine has {count}")
+            raise ConfigError(f"tensor_parallel_size {size}: this machine has {count} GPU{'s' * (count != 1)}")
         return tuple(f"{_CUDA}:{index}" for index in range(size))
 
     def share(self, size: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from crews import crew
 from engines import config
 from tiny_decoders import random_tokens
 from torch_executors import PLAIN_CHOICE
@@ -22,6 +23,7 @@ from chairlift.engine.core import EngineCore
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.parallel.channel import Sizes
 from chairlift.execute.torch.parallel.executor import ParallelExecutor
+from chairlift.execute.torch.parallel.group import ALONE
 from chairlift.models.description import Model
 from chairlift.models.registry import reopen
 
@@ -109,6 +111,36 @@ def test_a_rank_that_stands_still_is_given_up(both: ParallelExecutor) -> None:
         _stop(process)
         with pytest.raises(ExecutorLost, match=r"rank 0 cannot go on: .*Timed out"):
             _compute(executor, step)
+
+
+class Busy(TorchExecutor):
+    """Whose device never gets to the end of a step, as one does that waits for a rank that is gone."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    @property
+    def done(self) -> bool:
+        return False
+
+    def launch(self, plan: Plan) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [("after 0.05 die", r"rank 1 \(process \d+\) was killed by SIGKILL"), ("wait", "the ranks have not ended a step in 0.5 s")],
+)
+def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, said: str) -> None:
+    with crew(action) as followers:
+        own = Busy()
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=0.5)
+        with pytest.raises(ExecutorLost, match=said):
+            _compute(executor, Plan(0, ()))
+        executor.close()
+        assert not own.closed
 
 
 def test_the_death_of_a_rank_is_told_while_nothing_runs() -> None:

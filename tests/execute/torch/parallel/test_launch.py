@@ -1,27 +1,12 @@
 """Followers as processes: what they say is heard, how they end is told, and none stays."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
+from crews import crew
 
 from chairlift.core.errors import ChairliftError, ConfigError, ExecutorLost, ModelError
 from chairlift.execute.torch.parallel.channel import Free, Opened
-from chairlift.execute.torch.parallel.launch import Crew
-
-
-@contextmanager
-def crew(*actions: str, timeout_s: float = 30.0) -> Iterator[Crew]:
-    """Rank 0 and a scripted follower for each action."""
-    started = Crew(("cpu", *actions), timeout_s=timeout_s, follower="scripted_follower").start()
-    processes = [one.process for one in started._followers]
-    try:
-        yield started
-    finally:
-        started.close()
-        assert all(process.returncode is not None for process in processes)
-        assert not started._watcher.is_alive()
 
 
 def test_every_follower_is_heard_in_the_order_of_ranks() -> None:

@@ -8,10 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from chairlift.core.costs import ModelCost
 from chairlift.core.errors import ChairliftError, ExecutorLost
+from chairlift.core.ports import GaugedExecutor
 from chairlift.core.types import Plan, Result
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
@@ -32,12 +33,21 @@ POLL_S = 0.0001
 """Between two looks at a device that computes: less than a step's smallest part."""
 
 
+class Polled(GaugedExecutor, Protocol):
+    """An executor that can be asked whether anybody would have to wait for it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `collect` would return at once."""
+        ...
+
+
 class ParallelExecutor:
     """One executor that computes on several devices. `launch` and `collect` raise ExecutorLost, and never wait for the dead."""
 
     def __init__(
         self,
-        own: TorchExecutor,
+        own: Polled,
         crew: Crew,
         group: Group,
         *,

@@ -182,7 +182,8 @@ class Crew:
             return ExecutorLost(f"{_name(guilty)} {_how(guilty.process.returncode)}")
         if failure.trace:
             log.error("rank %d has failed\n%s", guilty.rank, failure.trace)
-        return _ERRORS.get(failure.error, ExecutorLost)(f"rank {guilty.rank}: {failure.text}")
+        first = (failure.text.strip() or failure.error).splitlines()[0]
+        return _ERRORS.get(failure.error, ExecutorLost)(f"rank {guilty.rank}: {first}")
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
