@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_flight import Steps, answers
+from in_flight import SAMPLINGS, Steps, answers
 from tiny_decoders import PLAIN, VARIANTS, random_tokens, random_weights, row
 from torch_executors import torch_executor
 
@@ -12,12 +12,6 @@ from chairlift.core.types import PENDING, Draw, Plan, Result, Sampling, Work
 from chairlift.execute.torch.executor import TorchExecutor
 
 EVERYTHING = VARIANTS["everything"]
-SAMPLINGS = (
-    Sampling(temperature=0),
-    Sampling(seed=4, temperature=2.0),
-    Sampling(seed=5, repetition_penalty=1.5, frequency_penalty=0.7, logprobs=2),
-    Sampling(temperature=0, presence_penalty=5.0, logit_bias=((3, 2.0),)),
-)
 
 
 @settings(max_examples=30)

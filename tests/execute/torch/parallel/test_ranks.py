@@ -7,13 +7,13 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from executor_cases import CASE_BLOCK, in_pieces
-from in_flight import Steps, answers
+from in_flight import SAMPLINGS, Steps, answers
 from ranks import together
 from tiny_decoders import PLAIN, VARIANTS, ArrayWeights, masked, random_tokens, random_weights, row
 from torch_executors import choice, torch_executor
 
 from chairlift.core.errors import ConfigError
-from chairlift.core.types import Move, Plan, Result, Sampling
+from chairlift.core.types import Move, Plan, Result
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.parallel.group import Group
 from chairlift.models.description import Description
@@ -79,12 +79,6 @@ class TestLogits:
         np.testing.assert_allclose(everyone[3], alone, rtol=0, atol=error * np.abs(alone).max())
 
 
-SAMPLINGS = (
-    Sampling(temperature=0),
-    Sampling(seed=4, temperature=2.0),
-    Sampling(seed=5, repetition_penalty=1.5, frequency_penalty=0.7, logprobs=2),
-    Sampling(temperature=0, presence_penalty=5.0, logit_bias=((3, 2.0),)),
-)
 STEPS: Steps = [
     [(0, 20), (1, 20)],
     [(1, 1), (0, 1), (2, 4)],
@@ -109,6 +103,13 @@ class TestTokens:
         told = [[[one[0].rank for one in text.told if one] for text in texts] for texts in (alone, *everyone)]
         assert told[0] == told[1]
         assert not any(map(any, told[2:])), "log probabilities are told by rank 0 only"
+
+    def test_every_rank_goes_on_with_the_first_of_several_draws(self) -> None:
+        weights, prompts = random_weights(TWICE), [(SAMPLINGS[1], random_tokens(5 + at, seed=at)) for at in range(2)]
+        steps: Steps = [[(0, 20), (1, 20)], *([[(1, 1), (0, 1)]] * 3)]
+        alone = answers(torch_executor(TWICE, weights), prompts, steps, depth=1, choices=3)
+        for texts in by_ranks(2, TWICE, weights, lambda executor: answers(executor, prompts, steps, depth=2, choices=3)):
+            assert [text.drawn for text in texts] == [text.drawn for text in alone]
 
     def test_the_sampling_of_the_others_means_nothing(self) -> None:
         weights = random_weights(PLAIN)

@@ -100,9 +100,8 @@ class Share:
     @cached_property
     def vocab_widths(self) -> tuple[int, ...]:
         """How many ids each rank has, which follow each other."""
-        return tuple(
-            _cut(self.whole.vocab, rank, self.size)[1] - _cut(self.whole.vocab, rank, self.size)[0] for rank in range(self.size)
-        )
+        ranges = [_cut(self.whole.vocab, rank, self.size) for rank in range(self.size)]
+        return tuple(end - first for first, end in ranges)
 
     def part(self, name: str) -> Part:
         """Which part of a tensor of the layout is this rank's."""
