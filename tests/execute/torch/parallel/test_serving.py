@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -83,13 +84,20 @@ def test_two_ranks_answer_as_one_and_end_with_the_server() -> None:
 
 
 def test_a_rank_that_is_killed_ends_every_request_with_an_answer_and_the_server_with_a_code() -> None:
-    with serving(*TWO) as (process, url), ThreadPoolExecutor(2) as threads:
+    with serving(*TWO) as (process, url), ThreadPoolExecutor(3) as threads:
         [follower] = children(process)
-        begun = [threads.submit(_stream, url, follower if last else None) for last in (False, True)]
-        lines = [one.result() for one in begun]
+        begun = Barrier(3)
+        streams = [threads.submit(_stream, url, begun) for _ in range(2)]
+        whole = threads.submit(completion, url, LONG)
+        begun.wait(END_S)
+        while len(httpx.get(f"{url}/requests").json()["data"]) < 3:
+            time.sleep(0.01)
+        os.kill(follower, signal.SIGKILL)
         said = f"the engine has failed: rank 1 (process {follower}) was killed by SIGKILL"
-        assert [json.loads(one[-2].removeprefix("data: "))["error"]["message"] for one in lines] == [said] * 2
-        assert [one[-1] for one in lines] == ["data: [DONE]"] * 2
+        ends = [one.result()[-2:] for one in streams]
+        assert [json.loads(one[0].removeprefix("data: "))["error"]["message"] for one in ends] == [said] * 2
+        assert [one[1] for one in ends] == ["data: [DONE]"] * 2
+        assert (whole.result().status_code, whole.result().json()["error"]["message"]) == (500, said)
         assert process.wait(END_S) == 1
         assert process.stderr is not None
         told = process.stderr.read()
@@ -97,13 +105,12 @@ def test_a_rank_that_is_killed_ends_every_request_with_an_answer_and_the_server_
         assert "Traceback" not in told
 
 
-def _stream(url: str, follower: int | None) -> list[str]:
-    """All lines of a long answer, of which the first one is the signal to kill a follower."""
+def _stream(url: str, begun: Barrier) -> list[str]:
+    """All lines of a long answer."""
     with httpx.stream("POST", f"{url}/completions", json=LONG | {"stream": True}, timeout=END_S) as answer:
         lines = answer.iter_lines()
         first = next(lines)
-        if follower is not None:
-            os.kill(follower, signal.SIGKILL)
+        begun.wait(END_S)
         return [first, *(line for line in lines if line)]
 
 
