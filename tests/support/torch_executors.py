@@ -5,6 +5,7 @@ from executor_cases import CASE_BLOCK, CASE_BLOCKS
 
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice, resolve
+from chairlift.execute.torch.parallel.group import ALONE, Group
 from chairlift.models.description import Description, Weights
 
 PLAIN_CHOICE = resolve("cpu", "float32", "reference")
@@ -22,7 +23,9 @@ def torch_executor(
     block_size: int = CASE_BLOCK,
     max_tokens: int = 512,
     max_rows: int = 16,
+    num_host_blocks: int = 0,
     choice: Choice = PLAIN_CHOICE,
+    group: Group = ALONE,
 ) -> TorchExecutor:
     """In float32 on the CPU, and with attention row by row, unless `choice` says something else."""
     return TorchExecutor.load(
@@ -33,6 +36,8 @@ def torch_executor(
         block_size=block_size,
         max_tokens=max_tokens,
         max_rows=max_rows,
+        num_host_blocks=num_host_blocks,
+        group=group,
     )
 
 

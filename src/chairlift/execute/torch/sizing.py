@@ -7,6 +7,7 @@ from chairlift.execute.footprint import Footprint
 from chairlift.execute.torch.attention.backends import REFERENCE, workspace_bytes
 from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.options import Choice
+from chairlift.execute.torch.parallel.shards import Share
 from chairlift.models.description import Description
 
 DEVICE_SHARE = 0.9
@@ -17,7 +18,8 @@ STAGED_BYTES = 64 << 20
 """Of blocks that are on their way to the machine's memory or back, if sequences are swapped."""
 DRAWING_BYTES = {True: 32, False: 128}
 """For every id of every row: logits, before and after changes, and what drawing takes, by Triton's kernels or with sorts."""
-
+GATHERED = 4
+"""Times that logits exist while those of several ranks are put together: one's own, all as they come (twice), side by side."""
 
 PIECE_BYTES = 2**20
 """Left to rounding: allocators give memory out in pieces."""
@@ -32,11 +34,17 @@ def footprint(
     longest: int,
     block_size: int,
     swaps: bool = False,
+    ranks: int = 1,
 ) -> Footprint:
-    """`longest` are the tokens of the longest row. What is stored in the host, if it `swaps`, does not count."""
+    """`longest` are the tokens of the longest row. What is stored in the host, if it `swaps`, does not count.
+
+    Of several `ranks` it is that of the first one, which no other exceeds. ConfigError if the model cannot be cut for them.
+    """
+    share = Share(description, size=ranks)
+    vocab, description = description.vocab, share.description
     itemsize = choice.dtype.itemsize
-    norms = sum(math.prod(shape) for name, shape in description.layout().items() if name.endswith("norm"))
-    numbers = sum(math.prod(shape) for shape in description.layout().values())
+    norms = sum(math.prod(shape) for name, shape in share.layout.items() if name.endswith("norm"))
+    numbers = sum(math.prod(shape) for shape in share.layout.values())
     token_bytes = bytes_per_token(
         layers=len(description.layers), kv_heads=description.kv_heads, head_dim=description.head_dim, itemsize=itemsize
     )
@@ -49,7 +57,7 @@ def footprint(
         attention += _gathered(heads, queries=min(max_tokens, longest), longest=longest)
     work = (
         max_tokens * _activations(description, itemsize)
-        + max_rows * description.vocab * (itemsize + DRAWING_BYTES[choice.fused])
+        + max_rows * vocab * ((1 if ranks == 1 else GATHERED) * itemsize + DRAWING_BYTES[choice.fused])
         + attention
         + turns
         + buffers
