@@ -3,7 +3,6 @@
 The only module that knows the name "cuda", and the only one that asks which kind of device it is. Knows nothing of models.
 """
 
-import os
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -201,7 +200,7 @@ class Device:
     def share(self, size: int) -> None:
         """So many processes compute at once on this machine: on the CPU, each with its part of the processors."""
         if not self._cuda:
-            torch.set_num_threads(min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // size)))
+            torch.set_num_threads(max(1, torch.get_num_threads() // size))
 
     def links(self, store: object, *, rank: int, size: int, timeout: timedelta) -> Links:
         """Connects this one of `size` ranks, which find each other in `store`: its tensors to those of the others.

@@ -7,7 +7,8 @@ that are not at the same place can never be brought together again.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn, Protocol
 
 from chairlift.core.costs import ModelCost
@@ -80,26 +81,17 @@ class ParallelExecutor:
             if on_tensor is not None:
                 on_tensor(done, total)
 
-        devices = choice.device.ranks(size)
-        choice.device.share(size)
-        crew = Crew(devices, timeout_s=timeout_s)
-        try:
+        device = choice.device
+        device.share(size)
+        crew = Crew(device.ranks(size), timeout_s=timeout_s)
+        with _ended_on_failure(crew):
             crew.start()
             store = meet(timeout_s=group_s)
             crew.order(Order(model.reference, choice.dtype_name, choice.attention.name, sizes, store.port, group_s))
             crew.expect(Opened)
-            group = Ranks.join(0, size, choice.device, store=store, timeout_s=group_s)
-            own = TorchExecutor.load(
-                model.description,
-                model.weights,
-                choice=choice,
-                on_tensor=told,
-                group=group,
-                **sizes,
-            )
+            group = Ranks.join(0, size, device, store=store, timeout_s=group_s)
+            own = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=told, group=group, **sizes)
             crew.expect(Ready)
-        except BaseException as error:  # noqa: BLE001  (raised again)
-            _give_up(crew, error)
         return cls(own, crew, group, timeout_s=timeout_s)
 
     @property
@@ -138,6 +130,8 @@ class ParallelExecutor:
             self._lose(error)
 
     def watch(self, lost: Callable[[str], None]) -> None:
+        """See `Perishable`."""
+
         def wait() -> None:
             why = self._crew.await_loss()
             if why is not None:
@@ -186,14 +180,19 @@ def least_free_bytes(device: Device, size: int) -> int | None:
     return min(own, *(one.bytes for one in told if one.bytes is not None))
 
 
-def _give_up(crew: Crew, error: BaseException) -> NoReturn:
-    """Ends the followers and raises what was behind the error."""
-    try:
-        if isinstance(error, Exception) and not isinstance(error, ChairliftError):
+@contextmanager
+def _ended_on_failure(crew: Crew) -> Iterator[None]:
+    """If anything fails, ends the followers, and raises what was behind it."""
+    with ExitStack() as on_failure:
+        on_failure.callback(crew.close, at_once=True)
+        try:
+            yield
+        except ChairliftError:
+            raise
+        except Exception:
             crew.explain()
-        raise error
-    finally:
-        crew.close(at_once=True)
+            raise
+        on_failure.pop_all()
 
 
 def _line(error: Exception) -> str:
