@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 from crews import crew
 from engines import config
 from tiny_decoders import random_tokens
@@ -20,9 +21,10 @@ from chairlift.core.errors import ExecutorLost, ModelError
 from chairlift.core.ports import Executor
 from chairlift.core.types import Plan, Request, Sampling
 from chairlift.engine.core import EngineCore
+from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.parallel.channel import Sizes
-from chairlift.execute.torch.parallel.executor import ParallelExecutor
+from chairlift.execute.torch.parallel.executor import ParallelExecutor, least_free_bytes
 from chairlift.execute.torch.parallel.group import ALONE
 from chairlift.models.description import Model
 from chairlift.models.registry import reopen
@@ -141,6 +143,14 @@ def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, said: st
             _compute(executor, Plan(0, ()))
         executor.close()
         assert not own.closed
+
+
+@pytest.mark.parametrize(("own", "ranks", "least"), [(250, 3, 100), (50, 3, 50), (250, 1, 250)])
+def test_memory_is_that_of_the_rank_with_the_least(own: int, ranks: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs, of which PyTorch believes to have three; scripted followers have 100 bytes, 200, and so on."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (own, 300))
+    assert least_free_bytes(Device(torch.device("cuda", 0)), ranks, follower="scripted_follower") == least
 
 
 def test_the_death_of_a_rank_is_told_while_nothing_runs() -> None:

@@ -20,7 +20,7 @@ from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice
 from chairlift.execute.torch.parallel.channel import Free, Opened, Order, Ready, Sizes
 from chairlift.execute.torch.parallel.group import Group, Ranks, meet
-from chairlift.execute.torch.parallel.launch import Crew
+from chairlift.execute.torch.parallel.launch import FOLLOWER, Crew
 from chairlift.execute.torch.parallel.wire import encode
 from chairlift.models.description import Model
 
@@ -167,12 +167,12 @@ class ParallelExecutor:
         raise ExecutorLost(f"rank 0 cannot go on: {_line(error)}") from error
 
 
-def least_free_bytes(device: Device, size: int) -> int | None:
+def least_free_bytes(device: Device, size: int, *, follower: str = FOLLOWER) -> int | None:
     """What the rank with the least has free on its own device. None if they work in the memory of the machine."""
     own = device.free_bytes()
     if own is None or size == 1:
         return own
-    crew = Crew(device.ranks(size), timeout_s=ANSWER_S)
+    crew = Crew(device.ranks(size), timeout_s=ANSWER_S, follower=follower)
     try:
         told = crew.start().expect(Free)
     finally:
