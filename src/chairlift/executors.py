@@ -267,7 +267,7 @@ class _Torch:
         from chairlift.execute.torch.executor import TorchExecutor
 
         watch.on_tensor(0, 1)
-        return TorchExecutor.load(
+        executor = TorchExecutor.load(
             self._model.description,
             self._model.weights,
             choice=self._choice,
@@ -278,9 +278,12 @@ class _Torch:
             max_model_len=config.max_model_len,
             num_host_blocks=config.num_host_blocks,
             on_tensor=watch.on_tensor,
-            on_compile=watch.on_compile,
-            on_graph=watch.on_graph,
         )
+        if self._choice.fused:
+            watch.on_compile()
+            executor.warm_up()
+        executor.capture(on_graph=watch.on_graph)
+        return executor
 
 
 def _check_torch(options: EngineOptions) -> None:

@@ -34,7 +34,7 @@ def torch_executor(
 
     If there is a `recorder`, it captures decode steps.
     """
-    return TorchExecutor.load(
+    executor = TorchExecutor.load(
         description,
         weights,
         choice=replace(choice, eager=None) if recorder else choice,
@@ -43,8 +43,10 @@ def torch_executor(
         max_tokens=max_tokens,
         max_rows=max_rows,
         attention=attention,
-        recorder=recorder,
     )
+    if recorder:
+        executor.capture(recorder)
+    return executor
 
 
 def one_thread() -> None:

@@ -127,18 +127,9 @@ def test_no_step_is_captured_that_is_larger_than_there_may_be() -> None:
 
 def test_capturing_is_told_from_the_first_to_the_last() -> None:
     told = list[tuple[int, int]]()
-    TorchExecutor.load(
-        PLAIN,
-        random_weights(PLAIN),
-        choice=replace(PLAIN_CHOICE, eager=None),
-        num_blocks=4,
-        block_size=4,
-        max_tokens=8,
-        max_rows=3,
-        attention=DenseAttention(scale=PLAIN.attention_scale),
-        recorder=WritingRecorder(),
-        on_graph=lambda done, total: told.append((done, total)),
-    )
+    attention, chosen = DenseAttention(scale=PLAIN.attention_scale), replace(PLAIN_CHOICE, eager=None)
+    captured = torch_executor(PLAIN, random_weights(PLAIN), max_rows=3, choice=chosen, attention=attention)
+    captured.capture(WritingRecorder(), on_graph=lambda done, total: told.append((done, total)))
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
@@ -214,8 +205,7 @@ def test_capturing_stores_nothing() -> None:
     captured, prompts = executor(recorder=WritingRecorder()), texts(3)
     captured.logits(prompts)
     kept = bits(captured)
-    with torch.inference_mode():
-        captured._graphs.capture(WritingRecorder())
+    captured.capture(WritingRecorder())
     assert torch.equal(bits(captured), kept)
 
 

@@ -112,17 +112,13 @@ class TorchExecutor:
         max_model_len: int | None = None,
         num_host_blocks: int = 0,
         attention: Attention | None = None,
-        recorder: Recorder | None = None,
         on_tensor: Callable[[int, int], None] | None = None,
-        on_compile: Callable[[], None] | None = None,
-        on_graph: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "TorchExecutor":
         """Reads all weights. `max_tokens` and `max_rows` are the tokens and rows of the largest step there will be.
 
-        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `attention` and
-        `recorder` are those of the choice and its device unless they are given. `on_tensor(done, total)` follows the reading,
-        `on_graph` likewise the capturing of steps, and `on_compile` is called before kernels are compiled.
+        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `attention` is that
+        of the choice unless it is given. `on_tensor(done, total)` follows the reading.
         """
         device, dtype = choice.device, choice.dtype
         ops, sampler = _fused() if choice.fused else (TorchOps(), TorchSampler())
@@ -156,37 +152,46 @@ class TorchExecutor:
                 most_blocks=-(-longest // block_size),
                 flights=DEPTH,
             )
-            sizes = choice.captured(min(max_rows, max_tokens))
-            graphs = Graphs.create(decoder, batches, sizes=sizes, longest=longest, vocab=description.vocab, device=device)
-            executor = cls(
+            return cls(
                 description,
                 device=device,
                 decoder=decoder,
                 batches=batches,
-                graphs=graphs,
+                graphs=Graphs.create(
+                    decoder,
+                    batches,
+                    sizes=choice.captured(min(max_rows, max_tokens)),
+                    longest=longest,
+                    vocab=description.vocab,
+                    device=device,
+                ),
                 sampler=sampler,
                 kv=kv,
                 host=HostStore(device, kv, num_blocks=num_host_blocks),
                 cost=_cost(description, held, kv),
                 clock=clock,
             )
-            if choice.fused:
-                if on_compile is not None:
-                    on_compile()
-                executor.warm_up(longest=longest, max_tokens=max_tokens, block_size=block_size)
-            if sizes:
-                graphs.capture(recorder or device.recorder(), on_graph=on_graph)
-            return executor
 
-    def warm_up(self, *, longest: int, max_tokens: int, block_size: int) -> None:
+    def warm_up(self) -> None:
         """Computes a step of every sort and forgets it, so that nobody's request waits for kernels to be compiled.
 
-        Before all other plans: it writes to the first blocks.
+        It comes before all plans, as it writes to the first blocks.
         """
-        for plan in warming.plans(vocab=self._description.vocab, longest=longest, max_tokens=max_tokens, block_size=block_size):
+        sizes = {"block_size": self._kv.shape[3], "max_tokens": self._batches.max_tokens}
+        for plan in warming.plans(vocab=self._description.vocab, **sizes):
             self.launch(plan)
             self.collect()
         self.computed = (0.0, 0.0)
+
+    def capture(self, recorder: Recorder | None = None, *, on_graph: Callable[[int, int], None] | None = None) -> None:
+        """Captures the steps that its choice wants to be captured, from now on launched as a whole.
+
+        `recorder` is the device's unless it is given. `on_graph(done, total)` follows it. Nothing may be in flight.
+        """
+        assert not self._flights, "a plan is in flight"
+        if self._graphs.sizes:
+            with self._device.active(), torch.inference_mode():
+                self._graphs.capture(recorder or self._device.recorder(), on_graph=on_graph)
 
     def launch(self, plan: Plan) -> None:
         assert len(self._flights) < DEPTH, "too many plans have not been collected"
