@@ -71,7 +71,7 @@ class Recorder(Protocol):
         ...
 
 
-class _Graphs:
+class _CudaRecorder:
     """CUDA graphs, which share one pool of memory, as no two of them ever run at once."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Device:
     def recorder(self) -> Recorder:
         """Of a device that has `graphs`, while it is `active`."""
         assert self.graphs, f"{self.words} captures nothing"
-        return _Graphs()
+        return _CudaRecorder()
 
     @property
     def triton(self) -> bool:

@@ -1,7 +1,7 @@
-"""Decode steps that the device has learnt by heart: for which numbers of rows, and which steps of a plan are such.
+"""Decode steps that the device has learnt by heart: for which numbers of rows, and which steps are such.
 
-Launching the kernels of a step one by one takes the host longer than a small step takes the device. Knows rows of one token;
-knows neither layers nor how a device captures.
+A step of few rows takes the device less time than its launches take the host. Knows rows of one token; knows neither layers nor
+how a device captures.
 """
 
 from array import array
@@ -75,13 +75,15 @@ class Graphs:
 
     def size(self, work: Sequence[Work]) -> int | None:
         """Rows of the captured step that computes these rows, pads among them; None if there is none."""
+        if not self._captured:
+            return None
         total = 0
         for row in work:
             if len(row.tokens) != 1 and not row.pad:
                 return None
             total += len(row.tokens)
         at = bisect_left(self.sizes, total)
-        return self.sizes[at] if at < len(self.sizes) and self.sizes[at] in self._captured else None
+        return self.sizes[at] if at < len(self.sizes) else None
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [rows that draw, vocab] of a batch that was filled to a `size`. They stay until the next step."""
