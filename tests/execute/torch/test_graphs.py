@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_flight import BLOCKS_EACH, SAMPLINGS, Text, answers
 from numpy.typing import NDArray
+from ranks import together
 from tiny_decoders import PLAIN, VARIANTS, random_tokens, random_weights, row
 from torch_executors import PLAIN_CHOICE, choice, torch_executor
 from virtual import Ride, request
@@ -26,6 +27,7 @@ from chairlift.execute.reference import ReferenceExecutor
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.graphs import MOST_ROWS, sizes
 from chairlift.execute.torch.options import Choice
+from chairlift.execute.torch.parallel.group import Group
 from chairlift.execute.torch.sizing import captured_bytes, footprint
 from chairlift.models.description import Description
 
@@ -246,6 +248,25 @@ def test_answers_through_the_scheduler_are_those_of_the_reference(depth: int) ->
     assert rides[0].preemptions > 0
     assert min(replays(recorder)) > 0
     assert rides[0].tokens == rides[1].tokens
+
+
+def test_ranks_that_compute_together_capture_what_they_say_to_each_other() -> None:
+    def rank(group: Group) -> list[Text]:
+        ours = torch_executor(
+            EVERYTHING,
+            WEIGHTS,
+            max_rows=2,
+            attention=DenseAttention(scale=EVERYTHING.attention_scale),
+            recorder=WritingRecorder(),
+            group=group,
+        )
+        return answers(ours, prompts, steps, depth=2)
+
+    prompts = [(SAMPLINGS[at], random_tokens(5 + at, seed=at)) for at in range(2)]
+    steps = [[(0, 9), (1, 9)], *([[(1, 1), (0, 1)]] * 4)]
+    alone = answers(shared(captures=False), prompts, steps, depth=1)
+    for texts in together(3, rank):
+        assert [text.tokens for text in texts] == [text.tokens for text in alone]
 
 
 def test_triton_s_attention_is_captured() -> None:

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +24,8 @@ _NUMBERED = re.compile(r"cuda(?::([0-9]{1,3}))?")
 _BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first generation that multiplies bfloat16 in its tensor cores (Ampere)."""
 
+_LOOPBACK = "127.0.0.1"
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -31,6 +35,15 @@ class Mark(Protocol):
     def wait(self) -> None:
         """Returns when everything that was asked of the device before the mark is done."""
         ...
+
+
+class Links(Protocol):
+    """A connection to the other ranks, as `torch.distributed` has it. Of what is returned one waits in the device's order."""
+
+    def allreduce(self, tensors: list[Tensor], options: Any = ..., /) -> Any: ...
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Any: ...
+    def broadcast(self, tensors: list[Tensor], /) -> Any: ...
+    def abort(self) -> None: ...
 
 
 class _Past:
@@ -208,6 +221,28 @@ class Device:
         """Waits until the device has nothing to do."""
         if self._cuda:
             torch.cuda.synchronize(self.on)
+
+    def links(self, store: object, *, rank: int, size: int, timeout: timedelta) -> Links:
+        """Connects this one of `size` ranks, which find each other in `store`: its tensors to those of the others.
+
+        A GPU's by NCCL, in the order of its work; the CPU's by gloo, at once, and within this machine only.
+        """
+        dist: Any = torch.distributed  # its types leave these classes half empty
+        if not self._cuda:
+            options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  (the public form takes any interface)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
+            options._timeout = timeout  # noqa: SLF001
+            return dist.ProcessGroupGloo(store, rank, size, options)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout  # noqa: SLF001
+        links = dist.ProcessGroupNCCL(store, rank, size, options)
+        links.eager_connect_single_device(self.on)
+        return links
+
+    @property
+    def transport(self) -> str:
+        """By what ranks are connected, in a word."""
+        return "NCCL" if self._cuda else "gloo"
 
     @property
     def _cuda(self) -> bool:
