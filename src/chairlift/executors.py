@@ -66,10 +66,11 @@ class Computes:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told while an executor is made: that it is compiled, and how much of the weights is there."""
+    """Who is told while an executor is made: that it is compiled, how much of the weights is there, and of captured steps."""
 
     on_compile: Callable[[], None]
     on_tensor: Callable[[int, int], None]
+    on_graph: Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,11 @@ class _Torch:
         self._model, self._options = model, options
         self._ranks = options.tensor_parallel_size
         self._choice = torch_options.resolve(
-            options.device, options.dtype, options.attention_backend, head_dim=model.description.head_dim
+            options.device,
+            options.dtype,
+            options.attention_backend,
+            enforce_eager=options.enforce_eager,
+            head_dim=model.description.head_dim,
         )
 
     @property
@@ -249,7 +254,7 @@ class _Torch:
             f"in {choice.dtype_name}",
             choice.kv,
             device=choice.device.words,
-            kernels=choice.kernels,
+            kernels=choice.kernels(self._options.max_num_seqs),
             ranks=self._ranks,
             transport=None if self._ranks == 1 else choice.device.transport,
         )
@@ -294,8 +299,18 @@ class _Torch:
         }
         model, choice = self._model, self._choice
         if self._ranks > 1:
-            return ParallelExecutor.load(model, choice=choice, size=self._ranks, on_tensor=watch.on_tensor, sizes=sizes)
-        return TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
+            return ParallelExecutor.load(
+                model,
+                choice=choice,
+                size=self._ranks,
+                sizes=sizes,
+                on_tensor=watch.on_tensor,
+                on_compile=watch.on_compile,
+                on_graph=watch.on_graph,
+            )
+        executor = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
+        executor.prepare(choice, on_compile=watch.on_compile, on_graph=watch.on_graph)
+        return executor
 
 
 def _check_torch(options: EngineOptions) -> None:
@@ -306,7 +321,9 @@ def _check_torch(options: EngineOptions) -> None:
         raise ConfigError(f"tensor_parallel_size must be at least 1, not {options.tensor_parallel_size}")
     from chairlift.execute.torch import options as torch_options
 
-    choice = torch_options.resolve(options.device, options.dtype, options.attention_backend)
+    choice = torch_options.resolve(
+        options.device, options.dtype, options.attention_backend, enforce_eager=options.enforce_eager
+    )
     choice.device.ranks(options.tensor_parallel_size)
 
 
@@ -341,7 +358,7 @@ EXECUTORS: Mapping[str, Kind] = MappingProxyType(
 
 _OWNERS = {
     "cpu": ("threads", "isa", "quantization", "kv_cache_dtype"),
-    "torch": ("device", "dtype", "attention_backend", "tensor_parallel_size"),
+    "torch": ("device", "dtype", "attention_backend", "enforce_eager", "tensor_parallel_size"),
 }
 """Settings that only one executor has."""
 

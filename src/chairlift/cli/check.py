@@ -30,6 +30,7 @@ def check(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
     tensor_parallel_size: options.TensorParallelSize = 1,
     json: options.Json = None,
 ) -> None:
@@ -56,6 +57,7 @@ def check(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
         tensor_parallel_size=tensor_parallel_size,
     )
     compose.check_options(asked)

@@ -58,10 +58,11 @@ class Decoder:
         assert out is not None, "a model without layers"
         return ops.add_norm(out[batch.last], stream[batch.last], self._weights.norm, description.norm_eps)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocab] of states [rows, hidden]."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """float32 [rows, vocab] of states [rows, hidden]; in `out` if it is given."""
         own = F.linear(hidden, self._weights.head)
-        return self._group.gather(own, self._share.vocab_widths).float()
+        logits = self._group.gather(own, self._share.vocab_widths)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _attend(self, index: int, layer: Layer, weights: LayerWeights, normed: Tensor, batch: Batch) -> Tensor:
         """What attention adds to the residual stream [tokens, hidden]."""

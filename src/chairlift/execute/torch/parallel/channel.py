@@ -44,6 +44,8 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
     """As `registry.reopen` takes it."""
     dtype: str
     attention: str
+    eager: bool
+    """No steps are captured."""
     sizes: Sizes
     port: int
     """Where the ranks find each other."""

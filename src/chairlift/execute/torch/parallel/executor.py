@@ -68,12 +68,15 @@ class ParallelExecutor:
         size: int,
         sizes: Sizes,
         on_tensor: Callable[[int, int], None] | None = None,
+        on_compile: Callable[[], None] = lambda: None,
+        on_graph: Callable[[int, int], None] | None = None,
         timeout_s: float = ANSWER_S,
         group_s: float = GROUP_S,
     ) -> "ParallelExecutor":
         """Starts the other ranks and reads all weights, every rank its share; otherwise as `TorchExecutor.load`.
 
-        Raises what a follower fails with as if it had failed here. `on_tensor` follows the reading of rank 0.
+        Raises what a follower fails with as if it had failed here. `on_tensor`, `on_compile` and `on_graph` follow rank 0: what
+        it reads, that it compiles, and what it captures.
         """
 
         def told(done: int, total: int) -> None:
@@ -87,11 +90,12 @@ class ParallelExecutor:
         with _ended_on_failure(crew):
             crew.start()
             store = meet(timeout_s=group_s)
-            crew.order(Order(model.reference, choice.dtype_name, choice.attention.name, sizes, store.port, group_s))
+            crew.order(_order(model, choice, sizes, port=store.port, timeout_s=group_s))
             crew.expect(Opened)
             group = Ranks.join(0, size, device, store=store, timeout_s=group_s)
             own = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=told, group=group, **sizes)
             crew.expect(Ready)
+            own.prepare(choice, on_compile=on_compile, on_graph=on_graph)
         return cls(own, crew, group, timeout_s=timeout_s)
 
     @property
@@ -178,6 +182,11 @@ def least_free_bytes(device: Device, size: int, *, follower: str = FOLLOWER) -> 
     finally:
         crew.close()
     return min(own, *(one.bytes for one in told if one.bytes is not None))
+
+
+def _order(model: Model, choice: Choice, sizes: Sizes, *, port: int, timeout_s: float) -> Order:
+    eager = choice.eager is not None
+    return Order(model.reference, choice.dtype_name, choice.attention.name, eager, sizes, port, timeout_s)
 
 
 @contextmanager

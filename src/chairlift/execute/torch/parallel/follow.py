@@ -19,11 +19,12 @@ import msgspec
 from chairlift.core.errors import ChairliftError
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import DEPTH, TorchExecutor
-from chairlift.execute.torch.options import resolve
+from chairlift.execute.torch.options import Choice, resolve
 from chairlift.execute.torch.parallel.channel import END, Broken, Channel, Failed, Free, Opened, Order, Post, Ready
 from chairlift.execute.torch.parallel.group import Ranks, find
 from chairlift.execute.torch.parallel.wire import Reader
 from chairlift.models import registry
+from chairlift.models.description import Model
 
 FAILED, ORPHANED = 1, 2
 
@@ -53,15 +54,17 @@ def _follow(post: Post, channel: Channel, frames: Frames) -> None:
     frame = frames.get()
     if frame == END:
         return
-    executor = _loaded(post, msgspec.json.decode(frame, type=Order), channel)
+    order = msgspec.json.decode(frame, type=Order)
+    model = registry.reopen(order.reference)
+    choice = resolve(post.device, order.dtype, order.attention, enforce_eager=order.eager, head_dim=model.description.head_dim)
+    executor = _loaded(post, order, model, choice, channel)
     channel.tell(Ready())
+    executor.prepare(choice, on_compile=lambda: None)
     _compute(executor, frames)
     executor.close()
 
 
-def _loaded(post: Post, order: Order, channel: Channel) -> TorchExecutor:
-    model = registry.reopen(order.reference)
-    choice = resolve(post.device, order.dtype, order.attention, head_dim=model.description.head_dim)
+def _loaded(post: Post, order: Order, model: Model, choice: Choice, channel: Channel) -> TorchExecutor:
     store = find(order.port, timeout_s=order.timeout_s)
     channel.tell(Opened())
     return TorchExecutor.load(
