@@ -36,6 +36,11 @@ class Mark(Protocol):
         """Returns when everything that was asked of the device before the mark is done."""
         ...
 
+    @property
+    def passed(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
 
 class Links(Protocol):
     """A connection to the other ranks, as `torch.distributed` has it. Of what is returned one waits in the device's order."""
@@ -49,6 +54,8 @@ class Links(Protocol):
 class _Past:
     """A device that has done everything by the time it is asked for the next thing."""
 
+    passed = True
+
     def wait(self) -> None: ...
 
 
@@ -61,6 +68,10 @@ class _Event:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+    @property
+    def passed(self) -> bool:
+        return self._event.query()
 
 
 class Captured(Protocol):
@@ -221,6 +232,22 @@ class Device:
         """Waits until the device has nothing to do."""
         if self._cuda:
             torch.cuda.synchronize(self.on)
+
+    def ranks(self, size: int) -> tuple[str, ...]:
+        """The names of the devices of so many ranks, this one for the first. ConfigError if there are not so many."""
+        if not self._cuda or size == 1:
+            return (str(self.on),) * size
+        if self.on.index:
+            raise ConfigError(f"device '{self.on}': {size} ranks take the first {size} GPUs, so it can only be cuda")
+        count = torch.cuda.device_count()
+        if size > count:
+            raise ConfigError(f"tensor_parallel_size {size}: this machine has {count} GPU{'s' * (count != 1)}")
+        return tuple(f"{_CUDA}:{index}" for index in range(size))
+
+    def share(self, size: int) -> None:
+        """So many processes compute at once on this machine: on the CPU, each with its part of the processors."""
+        if not self._cuda:
+            torch.set_num_threads(max(1, torch.get_num_threads() // size))
 
     def links(self, store: object, *, rank: int, size: int, timeout: timedelta) -> Links:
         """Connects this one of `size` ranks, which find each other in `store`: its tensors to those of the others.

@@ -187,6 +187,15 @@ class TorchExecutor:
                 clock=clock,
             )
 
+    def prepare(
+        self, choice: Choice, *, on_compile: Callable[[], None], on_graph: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compiles and captures all that requests would have to wait for. Of a group all ranks have to do it at once."""
+        if choice.fused:
+            on_compile()
+            self.warm_up()
+        self.capture(on_graph=on_graph)
+
     def warm_up(self) -> None:
         """Computes a step of every sort and forgets it, so that nobody's request waits for kernels to be compiled.
 
@@ -232,6 +241,11 @@ class TorchExecutor:
         self.computed = (max(flight.began, self.computed[1]), ended)
         rows, failed = _told(flight.answers)
         return Result(flight.step, rows, (*flight.foreign, *failed), ended - self.computed[0])
+
+    @property
+    def done(self) -> bool:
+        """Whether `collect` would return at once."""
+        return self._flights[0].mark.passed
 
     @property
     def threads(self) -> None:
