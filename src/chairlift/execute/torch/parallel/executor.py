@@ -5,6 +5,7 @@ that are not at the same place can never be brought together again.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,7 +187,7 @@ def least_free_bytes(device: Device, size: int, *, follower: str = FOLLOWER) -> 
 
 def _order(model: Model, choice: Choice, sizes: Sizes, *, port: int, timeout_s: float) -> Order:
     eager = choice.eager is not None
-    return Order(model.reference, choice.dtype_name, choice.attention.name, eager, sizes, port, timeout_s)
+    return Order(os.fsencode(model.reference), choice.dtype_name, choice.attention.name, eager, sizes, port, timeout_s)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except Exception as error:  # noqa: BLE001  (told to rank 0)
         trace = "" if isinstance(error, ChairliftError) else traceback.format_exc()
         with suppress(OSError):
-            channel.tell(Failed(type(error).__name__, str(error), trace))
+            channel.tell(Failed(type(error).__name__, _text(str(error)), _text(trace)))
         _leave(FAILED)
     _leave(0)
 
@@ -55,7 +55,7 @@ def _follow(post: Post, channel: Channel, frames: Frames) -> None:
     if frame == END:
         return
     order = msgspec.json.decode(frame, type=Order)
-    model = registry.reopen(order.reference)
+    model = registry.reopen(os.fsdecode(order.reference))
     choice = resolve(post.device, order.dtype, order.attention, enforce_eager=order.eager, head_dim=model.description.head_dim)
     executor = _loaded(post, order, model, choice, channel)
     channel.tell(Ready())
@@ -96,6 +96,11 @@ def _listen(channel: Channel, frames: Frames) -> None:
     except (Broken, OSError):
         pass
     _leave(ORPHANED)
+
+
+def _text(words: str) -> str:
+    """What can be sent: the name of a file may stand in it, and may be no text."""
+    return words.encode(errors="backslashreplace").decode()
 
 
 def _leave(code: int) -> NoReturn:
