@@ -161,6 +161,22 @@ def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, timeout_
         assert not own.closed
 
 
+class Greedy(Busy):
+    """Which has too little memory for a step."""
+
+    def launch(self, plan: Plan) -> None:
+        raise MemoryError("Unable to allocate 2 GiB\nmore")
+
+
+def test_memory_that_rank_0_lacks_in_a_step_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with crew("wait") as followers:
+        executor = ParallelExecutor(Greedy(), followers, ALONE)
+        with pytest.raises(ExecutorLost, match=r"^rank 0: too little memory: Unable to allocate 2 GiB$"):
+            executor.launch(Plan(0, ()))
+        executor.close()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(("own", "ranks", "least"), [(250, 3, 100), (50, 3, 50), (250, 1, 250)])
 def test_memory_is_that_of_the_rank_with_the_least(own: int, ranks: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs, of which PyTorch believes to have three; scripted followers have 100 bytes, 200, and so on."""

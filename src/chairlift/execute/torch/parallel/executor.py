@@ -16,7 +16,7 @@ from chairlift.core.costs import ModelCost
 from chairlift.core.errors import ChairliftError, ExecutorLost
 from chairlift.core.ports import GaugedExecutor
 from chairlift.core.types import Plan, Result
-from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.device import Device, lacking
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice
 from chairlift.execute.torch.parallel.channel import Free, Opened, Order, Ready, Sizes
@@ -164,6 +164,9 @@ class ParallelExecutor:
         self._broken = True
         if isinstance(error, ExecutorLost):
             raise error
+        lacks = lacking(error)
+        if lacks is not None:
+            raise ExecutorLost(f"rank 0: too little memory: {lacks}") from error
         try:
             self._crew.explain()
         except ChairliftError as why:

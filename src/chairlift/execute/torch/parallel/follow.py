@@ -17,7 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from chairlift.core.errors import ChairliftError
-from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.device import Device, lacking
 from chairlift.execute.torch.executor import DEPTH, TorchExecutor
 from chairlift.execute.torch.options import Choice, resolve
 from chairlift.execute.torch.parallel.channel import END, Broken, Channel, Failed, Free, Opened, Order, Post, Ready
@@ -40,9 +40,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         _follow(post, channel, frames)
     except Exception as error:  # noqa: BLE001  (told to rank 0)
-        trace = "" if isinstance(error, ChairliftError) else traceback.format_exc()
         with suppress(OSError):
-            channel.tell(Failed(type(error).__name__, _text(str(error)), _text(trace)))
+            channel.tell(_failed(error))
         _leave(FAILED)
     _leave(0)
 
@@ -96,6 +95,13 @@ def _listen(channel: Channel, frames: Frames) -> None:
     except (Broken, OSError):
         pass
     _leave(ORPHANED)
+
+
+def _failed(error: Exception) -> Failed:
+    lacks = lacking(error)
+    said = str(error) if lacks is None else f"too little memory: {lacks}"
+    explained = isinstance(error, ChairliftError) or lacks is not None
+    return Failed(type(error).__name__, _text(said), "" if explained else _text(traceback.format_exc()))
 
 
 def _text(words: str) -> str:
