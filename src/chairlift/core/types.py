@@ -132,6 +132,7 @@ class Sequence:
     __slots__ = (
         "blocks",
         "cached",
+        "calm_until",
         "choice",
         "computed",
         "draws",
@@ -173,7 +174,9 @@ class Sequence:
         self.room = 0
         """Up to so many tokens can be written into `blocks` without any more memory."""
         self.draws: tuple[Draw, ...] = ()
-        """What every row of it that draws asks for, once that stays the same: it has no followers, and may draw any token."""
+        """What every row of it asks for, once it draws in every step and may draw any token, and has no followers."""
+        self.calm_until = 0
+        """Rows that end before this place do nothing but draw one more token, unless that ends it: they fill no block."""
         self.cached = 0
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0

@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
@@ -29,7 +30,6 @@ from chairlift.core.types import (
     Reason,
     Request,
     Result,
-    Row,
     Sequence,
     Snapshot,
     Standing,
@@ -49,6 +49,22 @@ PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 
 _record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """Makes a named tuple out of all its fields. Its class takes twice as long for the same, and two are made for every row."""
+
+_LAST = slice(-1, None)
+"""The last token of a sequence, as an array: a slice that is there already costs less than one that is made for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The rows of a plan that is to be committed, but for padding. `sequences` and `ends` are those of the rows that draw."""
+
+    work: list[Work] = field(default_factory=list[Work])
+    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    ends: list[int] = field(default_factory=list[int])
+    shared: dict[str, tuple[Draw, ...]] = field(default_factory=dict[str, tuple[Draw, ...]])
+    """What is drawn by those of them that draw for followers as well."""
+    silent: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    """Whose the other rows are, and where these end."""
 
 
 class Scheduler:
@@ -75,8 +91,8 @@ class Scheduler:
         self._count = 0
         self._ahead = config.depth > 1
         """Somebody goes on before his token is there."""
-        self._flying: deque[list[Sequence | None]] = deque()
-        """Of each plan that is to be committed, in order: whose its rows are."""
+        self._flying: deque[_Flight] = deque()
+        """Of each plan that is to be committed, in order."""
         self._landed: Plan | None = None
         """The usual step that was committed since policies were last told of anything."""
         self._decided_at = 0.0
@@ -129,7 +145,7 @@ class Scheduler:
         self._policy.observe(self._past(now))
         match self._trials.begin():
             case Kind.PROOF:
-                planned = [PROOF], list[str]()
+                planned = _Flight(), list[str](), [PROOF]
             case Kind.TRIAL:
                 planned = self._trial(self._trials.suspect)
             case Kind.USUAL:
@@ -137,29 +153,29 @@ class Scheduler:
         self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
         return self._planned_at(now, *planned)
 
-    def _passes(self, now: float) -> tuple[list[Work], list[str]]:
-        """Rows of a usual step, and who lost his blocks for it."""
+    def _passes(self, now: float) -> tuple[_Flight, list[str], list[Work]]:
+        """Rows of a usual step, who lost his blocks for it, and padding."""
         budget = self.config.max_num_batched_tokens
         preempted = self._make_way(now)
         why: Reason = "making_way" if preempted else "no_block"
-        work: list[Work] = []
-        budget -= self._go_on(work, budget, preempted, behind=not preempted and self._somebody_fits(now))
+        flight = _Flight()
+        budget -= self._go_on(flight, budget, preempted, behind=not preempted and self._somebody_fits(now))
         if preempted:  # memory that was just taken from one is not given to another
             self._held = self._first(why, now)
         else:
-            budget -= self._get_on(work, budget, now)
-        work += self._policy.gate.padding(budget)
-        return work, preempted
+            budget -= self._get_on(flight, budget, now)
+        return flight, preempted, self._policy.gate.padding(budget)
 
-    def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
+    def _planned_at(self, now: float, flight: _Flight, preempted: list[str], padding: list[Work]) -> Plan:
         closed: tuple[str, ...] = ()
         moves: tuple[Move, ...] = ()
+        work = (*flight.work, *padding)
         if work:  # one without work is neither launched nor committed
             moves = self._memory.moves()
             closed = tuple(self._closed)
             self._closed.clear()
-            self._flying.append([self._sequences.get(row.seq_id) for row in work])
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held)
+            self._flying.append(flight)
+        plan = Plan(self._step, work, tuple(preempted), closed, moves, self._held)
         self._step += 1
         self._again_at = now if preempted and not work else None
         return plan
@@ -167,28 +183,28 @@ class Scheduler:
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         self._landed = plan if self._trials.usual else None  # what a trial takes teaches nothing about other steps
-        failed = dict(result.failed)
-        rows = {row[0]: row for row in result.rows}
-        answered: list[Sequence] = []
+        flight = self._flying.popleft()
+        if result.failed:
+            self._fail_rows(flight, dict(result.failed))
+        ended: set[Sequence] = set()
         forked: list[Sequence] = []
-        for (seq_id, start, tokens, _, draws, pad), sequence in zip(plan.work, self._flying.popleft(), strict=True):
-            if pad or sequence is None or sequence.finish is not None:
-                continue
-            if seq_id in failed:
-                self._memory.distrust(sequence)
-                self._fail(sequence, failed[seq_id])
-                continue
-            end = start + len(tokens)
-            # Whoever had to make way meanwhile has no blocks any more, but gets his token.
-            if end >= sequence.full_at and sequence.running:
-                self._memory.enter(sequence, end)
-            if draws:
-                answered.append(sequence)
-                row = rows[seq_id]
-                if draws is sequence.draws:
-                    self._append(sequence, end, row.tokens, row.logprobs)
+        outputs, ahead = self._outputs, self._ahead
+        drawn = _columns(result, flight)
+        for sequence, end, tokens, logprobs in zip(flight.sequences, flight.ends, *drawn, strict=True):
+            # Nearly all rows are calm, and of these nothing is asked that is known already.
+            if end < sequence.calm_until and tokens[0] not in sequence.ends:
+                if ahead:
+                    sequence.tokens[end] = tokens[0]
                 else:
-                    forked += self._draw(sequence, end, draws, row)
+                    sequence.tokens.append(tokens[0])
+                outputs.append(_record(Output, (sequence.id, tokens, None, None, sequence.cached, logprobs)))
+            elif sequence.finish is None:
+                forked += self._take_in(sequence, end, flight.shared.get(sequence.id), tokens, logprobs)
+            else:
+                ended.add(sequence)
+        for sequence, end in flight.silent:
+            self._enter(sequence, end)
+        answered = [sequence for sequence in flight.sequences if sequence not in ended] if ended else flight.sequences
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -302,7 +318,7 @@ class Scheduler:
         """The last decision was to try somebody alone: the next one needs its result."""
         return not self._trials.usual
 
-    def _trial(self, suspect: Sequence) -> tuple[list[Work], list[str]]:
+    def _trial(self, suspect: Sequence) -> tuple[_Flight, list[str], list[Work]]:
         """The suspect alone, so that only it can make the step fail. It has all the memory there is, if it needs it."""
         others = [other for other in self.running if other is not suspect]
         for other in others:
@@ -310,7 +326,9 @@ class Scheduler:
         if not suspect.running:
             self._admit(suspect, self._memory.match(suspect))
         count = min(suspect.missing, self.config.max_num_batched_tokens)
-        return [self._work(suspect, suspect.computed + count)], [other.id for other in others]
+        flight = _Flight()
+        self._row(flight, suspect, suspect.computed + count)
+        return flight, [other.id for other in others], []
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
@@ -347,17 +365,27 @@ class Scheduler:
 
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _go_on(self, work: list[Work], budget: int, preempted: list[str], *, behind: bool) -> int:
-        """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
-        spent = 0
+    def _go_on(self, flight: _Flight, budget: int, preempted: list[str], *, behind: bool) -> int:
+        """Adds rows to `flight`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
+        beyond = 0
+        work, sequences, ends, ahead = flight.work, flight.sequences, flight.ends, self._ahead
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            end = sequence.computed + count
-            if end <= sequence.room or self._make_room(sequence, end, work, preempted):
-                work.append(self._work(sequence, end))
-                spent += count
-        return spent
+            start = sequence.computed
+            end = start + count
+            if end <= sequence.room and sequence.draws:  # as `_row`, of which only this is left
+                sequence.computed = end
+                tokens = sequence.tokens
+                work.append(_record(Work, (sequence.id, start, tokens[_LAST], sequence.blocks, sequence.draws, False)))
+                sequences.append(sequence)
+                ends.append(end)
+                if ahead:
+                    self._go_ahead(sequence, end)
+            elif end <= sequence.room or self._make_room(sequence, end, flight, preempted):
+                self._row(flight, sequence, end)
+                beyond += count - 1
+        return len(work) + beyond
 
-    def _make_room(self, sequence: Sequence, tokens: int, work: list[Work], preempted: list[str]) -> bool:
+    def _make_room(self, sequence: Sequence, tokens: int, flight: _Flight, preempted: list[str]) -> bool:
         """Gives the sequence the blocks for `tokens` in all. Preempts one of the worst that have no part in this step yet.
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
@@ -365,7 +393,7 @@ class Scheduler:
         if not sequence.running:  # it has lost its blocks to one before it
             return False
         while self._memory.lacks(sequence, tokens) > self.pool.free:
-            planned = {row.seq_id for row in work}
+            planned = {row.seq_id for row in flight.work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             # Whoever ends with the token that is being drawn for him loses nothing. At depth 1 there is nobody like that.
@@ -380,7 +408,7 @@ class Scheduler:
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_on(self, work: list[Work], budget: int, now: float) -> int:
+    def _get_on(self, flight: _Flight, budget: int, now: float) -> int:
         """Admits while gate, places, budget and memory allow it. Returns the tokens that were given.
 
         The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
@@ -396,7 +424,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            work.append(self._work(sequence, sequence.computed + count))
+            self._row(flight, sequence, sequence.computed + count)
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -454,25 +482,73 @@ class Scheduler:
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, sequence: Sequence, end: int) -> Work:
-        """The row of its next tokens up to `end`, which count as computed from now on."""
+    def _row(self, flight: _Flight, sequence: Sequence, end: int) -> None:
+        """Adds the row of its next tokens up to `end`, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
         sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
-        work = _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
-        # Whoever ends with this token for certain, or is followed by others, misses nothing until it is there.
-        if self._ahead and len(draws) == 1 and end < sequence.most:
-            tokens.append(PENDING)
-        return work
+        flight.work.append(Work(sequence.id, start, tokens[start:end], sequence.blocks, draws))
+        if draws:
+            flight.sequences.append(sequence)
+            flight.ends.append(end)
+        else:
+            flight.silent.append((sequence, end))
+        if len(draws) > 1:
+            flight.shared[sequence.id] = draws
+        if self._ahead and len(draws) == 1:
+            self._go_ahead(sequence, end)
+        _calm(sequence)
 
-    def _draw(self, sequence: Sequence, place: int, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
+    def _go_ahead(self, sequence: Sequence, end: int) -> None:
+        """It misses the token that is being drawn, unless it ends with that one for certain. Then it draws no more."""
+        if end < sequence.most:
+            sequence.tokens.append(PENDING)
+        else:
+            sequence.draws = ()
+
+    def _take_in(
+        self,
+        sequence: Sequence,
+        end: int,
+        shared: tuple[Draw, ...] | None,
+        drawn: tuple[int, ...],
+        logprobs: tuple[Logprobs, ...],
+    ) -> list[Sequence]:
+        """Takes in the tokens of a row that may be of any kind. Returns the followers who go their own ways from now on."""
+        self._enter(sequence, end)
+        if shared is not None:
+            return self._draw(sequence, end, shared, drawn, logprobs)
+        self._append(sequence, end, drawn, logprobs)
+        return []
+
+    def _enter(self, sequence: Sequence, end: int) -> None:
+        """Blocks that are full now are known from now on. Whoever had to make way meanwhile has no blocks any more."""
+        if end >= sequence.full_at and sequence.running:
+            self._memory.enter(sequence, end)
+            _calm(sequence)
+
+    def _fail_rows(self, flight: _Flight, messages: dict[str, str]) -> None:
+        """The executor could not compute these. Who has ended meanwhile stays as he ended."""
+        for sequence in (*flight.sequences, *(sequence for sequence, _ in flight.silent)):
+            if sequence.id in messages and sequence.finish is None:
+                self._memory.distrust(sequence)
+                self._fail(sequence, messages[sequence.id])
+
+    def _draw(
+        self,
+        sequence: Sequence,
+        place: int,
+        draws: tuple[Draw, ...],
+        tokens: tuple[int, ...],
+        logprobs: tuple[Logprobs, ...],
+    ) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
         drawn = {draw.choice: slice(i, i + 1) for i, draw in enumerate(draws)}
         for one in (sequence, *followers):
             its = drawn[one.choice]
-            self._append(one, place, row.tokens[its], row.logprobs[its])
+            self._append(one, place, tokens[its], logprobs[its])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
@@ -503,10 +579,9 @@ class Scheduler:
             tokens[place] = token
         else:
             tokens.append(token)
-        # Most tokens end nothing, and for them nothing more is asked.
-        ending = stopping.ending(sequence, token, place) if place >= sequence.most or token in sequence.ends else None
+        ending = stopping.ending(sequence, token, place)
         if ending is None:
-            self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
+            self._outputs.append(Output(sequence.id, drawn, cached=sequence.cached, logprobs=logprobs))
         else:
             _cut(sequence, place + 1)
             self._finish(sequence, ending[0], ending[1], tokens=drawn, logprobs=logprobs)
@@ -526,6 +601,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._leading.pop(sequence.id, None)
         sequence.running = False
+        sequence.draws, sequence.calm_until = (), 0
         self._memory.release(sequence)
 
     def _finish(
@@ -586,7 +662,24 @@ def _drop_pending(sequence: Sequence) -> None:
 def _cut(sequence: Sequence, length: int) -> None:
     """Makes new tokens of the first ones: the old ones may be the history of a draw in flight, which stays as it is."""
     if length < len(sequence.tokens):
-        sequence.tokens, sequence.draws = sequence.tokens[:length], ()
+        sequence.tokens, sequence.draws, sequence.calm_until = sequence.tokens[:length], (), 0
+
+
+def _calm(sequence: Sequence) -> None:
+    """Says how long nothing can happen to it but one more token in each step, if it draws like that already."""
+    if sequence.draws:
+        sequence.calm_until = min(sequence.full_at, sequence.most)
+
+
+def _columns(result: Result, flight: _Flight) -> tuple[Iterable[tuple[int, ...]], Iterable[tuple[Logprobs, ...]]]:
+    """What was drawn, in the order of the plan; nothing for rows that have failed. Mostly they come in this order already."""
+    planned = tuple([sequence.id for sequence in flight.sequences])
+    ids, tokens, logprobs = zip(*result.rows, strict=True) if result.rows else ((), (), ())
+    if ids == planned:
+        return tokens, logprobs
+    rows = dict.fromkeys(planned, ((), ())) if result.failed else {}
+    rows |= zip(ids, zip(tokens, logprobs, strict=True), strict=True)
+    return [rows[seq_id][0] for seq_id in planned], [rows[seq_id][1] for seq_id in planned]
 
 
 def _draws(sequence: Sequence) -> tuple[Draw, ...]:
