@@ -57,9 +57,10 @@ class PrefixIndex:
         """The longest indexed prefix. It never covers the last token, which has to be computed to give logits."""
         place: Place = salt
         blocks: list[int] = []
+        known = self._nodes.get
         full = (len(tokens) - 1) // self.block_size
         for (contents,) in self._contents(tokens[: full * self.block_size]):
-            found = self._nodes.get((place, contents))
+            found = known((place, contents))
             if found is None:
                 break
             place, block = found
@@ -72,26 +73,26 @@ class PrefixIndex:
         Returns the place of the last one. Contents that are known already stay where they are.
         """
         assert len(tokens) == len(blocks) * self.block_size, "only full blocks are entered"
+        first = node = self._next_node
         for (contents,), block in zip(self._contents(tokens), blocks, strict=True):
-            key = (place, contents)
-            known = self._nodes.get(key)
-            if known is None:
-                place = self._next_node
-                self._next_node += 1
-                self.changes += 1
-                self._nodes[key] = (place, block)
+            key, fresh = (place, contents), (node, block)
+            found = self._nodes.setdefault(key, fresh)
+            if found is fresh:
                 self._keys[block] = key
-            else:
-                place = known[0]
+                node += 1
+            place = found[0]
+        self._next_node = node
+        self.changes += node - first
         return place
 
     def forget(self, blocks: Iterable[int]) -> None:
         """The contents of these blocks are void. One that was never entered is fine."""
+        before = len(self._nodes)
         for block in blocks:
             key = self._keys.pop(block, None)
             if key is not None:
-                self.changes += 1
                 del self._nodes[key]
+        self.changes += before - len(self._nodes)
 
     def clear(self) -> None:
         self.changes += 1

@@ -6,7 +6,7 @@ the paged layout, one of two (`layouts`).
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, Place, PrefixIndex
@@ -41,11 +41,11 @@ class Paged:
         """Tokens that it will miss when it has got on."""
         return len(sequence.tokens) - len(match.blocks) * self._size
 
-    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
+    def need(self, sequence: Sequence, match: Match, leaving: Collection[Sequence] = ()) -> int:
         """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
         revived = self.pool.idle(match.blocks)
-        return fresh + revived - self.freed(leaving, match)
+        return fresh + revived - (self.freed(leaving, match) if leaving else 0)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""
@@ -78,13 +78,16 @@ class Paged:
         What is written next goes into blocks that nobody else holds: one that a fork shares is copied first.
         """
         blocks = sequence.blocks[:]
-        shared = self._to_copy(sequence)
-        if shared is not None:
-            [blocks[shared]] = self._take(1)
-            self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
-            self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index.blocks)
-        self._forked.discard(sequence)
-        blocks.extend(self._take(max(0, self._blocks(tokens) - len(blocks))))
+        if sequence in self._forked:
+            self._forked.remove(sequence)
+            shared = self._to_copy(sequence)
+            if shared is not None:
+                [blocks[shared]] = self._take(1)
+                self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
+                self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index.blocks)
+        count = self._blocks(tokens) - len(blocks)
+        if count > 0:
+            blocks.extend(self._take(count))
         sequence.blocks, sequence.room = blocks, len(blocks) * self._size
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:

@@ -488,7 +488,7 @@ class Scheduler:
         sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
-        flight.work.append(Work(sequence.id, start, tokens[start:end], sequence.blocks, draws))
+        flight.work.append(_record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False)))
         if draws:
             flight.sequences.append(sequence)
             flight.ends.append(end)
@@ -579,9 +579,9 @@ class Scheduler:
             tokens[place] = token
         else:
             tokens.append(token)
-        ending = stopping.ending(sequence, token, place)
+        ending = stopping.ending(sequence, token, place) if place >= sequence.most or token in sequence.ends else None
         if ending is None:
-            self._outputs.append(Output(sequence.id, drawn, cached=sequence.cached, logprobs=logprobs))
+            self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
         else:
             _cut(sequence, place + 1)
             self._finish(sequence, ending[0], ending[1], tokens=drawn, logprobs=logprobs)
@@ -598,7 +598,7 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _get_off(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        del self.running[bisect_left(self.running, self._queue.rank(sequence), key=self._queue.rank)]
         self._leading.pop(sequence.id, None)
         sequence.running = False
         sequence.draws, sequence.calm_until = (), 0
