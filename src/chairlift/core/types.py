@@ -149,6 +149,7 @@ class Sequence:
         "place",
         "prompt_len",
         "put_back_at",
+        "rank",
         "request",
         "room",
         "running",
@@ -162,6 +163,8 @@ class Sequence:
         self.choice = choice
         self.number = number
         """Its place in the order in which requests came; it decides where everything else is equal."""
+        self.rank: tuple[float, ...] = ()
+        """Its place among those that run, by the order of its engine. It never changes."""
         self.tokens = array("i", request.prompt)
         self.prompt_len = len(request.prompt)
         self.ends = request.stopping.eos_ids | request.stopping.stop_ids

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, Place, PrefixIndex
+from chairlift.cache.prefix import Match, Place, PrefixIndex, Trail
 from chairlift.core.types import Move, Sequence
 
 
@@ -25,7 +25,7 @@ class Paged:
         """They may still share the block that they write next; nobody else does."""
         self._looked_up: tuple[Sequence | None, int, int] = (None, 0, 0)
         """Whose match was last asked for, of how many tokens, and how often the index had changed by then."""
-        self._found = Match([], "")
+        self._trail = Trail(Match([], ""), [])
 
     # ── what it would take ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -33,9 +33,10 @@ class Paged:
         """What is there already of the sequence's tokens. A step asks several times for whoever is first in the queue."""
         looked_up = (sequence, len(sequence.tokens), self.index.changes)
         if looked_up != self._looked_up:
-            self._found = self.index.match(sequence.tokens, sequence.request.cache_salt)
+            trail = self._trail if sequence is self._looked_up[0] else None
+            self._trail = self.index.retrace(sequence.tokens, sequence.request.cache_salt, trail)
             self._looked_up = looked_up
-        return self._found
+        return self._trail.match
 
     def missing(self, sequence: Sequence, match: Match) -> int:
         """Tokens that it will miss when it has got on."""

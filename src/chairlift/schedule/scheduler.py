@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
@@ -49,6 +50,8 @@ PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 
 _record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """Makes a named tuple out of all its fields. Its class takes twice as long for the same, and two are made for every row."""
+
+_rank = attrgetter("rank")
 
 _LAST = slice(-1, None)
 """The last token of a sequence, as an array: a slice that is there already costs less than one that is made for every row."""
@@ -125,6 +128,7 @@ class Scheduler:
         self._follow(leader, choices[1:])
         self._queue.push(leader)
         for sequence in choices:
+            sequence.rank = self._queue.rank(sequence)
             self._sequences[sequence.id] = sequence
             self._limits.watch(sequence)
 
@@ -360,7 +364,8 @@ class Scheduler:
         match = self._memory.match(sequence)
         need = self._memory.need(sequence, match, leaving)
         if leaving:
-            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in staying)
+            growing = [other for other in staying if len(other.tokens) >= other.room]
+            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in growing)
         return self._policy.headroom.admits(sequence, need, self.pool, staying)
 
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
@@ -459,7 +464,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, match: Match) -> None:
         """Gives the sequence blocks for all tokens that it has, shared ones first."""
         self._queue.remove(sequence)
-        insort(self.running, sequence, key=self._queue.rank)
+        insort(self.running, sequence, key=_rank)
         sequence.running = True
         if sequence.followers:
             self._leading[sequence.id] = sequence
@@ -560,7 +565,7 @@ class Scheduler:
             follower.running = True
             if leader.running:  # otherwise it had to make way meanwhile, and there is nothing to share
                 self._memory.fork(leader, follower)
-            insort(self.running, follower, key=self._queue.rank)
+            insort(self.running, follower, key=_rank)
         return followers
 
     def _keep_if_it_fits(self, sequence: Sequence) -> None:
@@ -598,7 +603,7 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _get_off(self, sequence: Sequence) -> None:
-        del self.running[bisect_left(self.running, self._queue.rank(sequence), key=self._queue.rank)]
+        del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
         self._leading.pop(sequence.id, None)
         sequence.running = False
         sequence.draws, sequence.calm_until = (), 0
