@@ -346,13 +346,23 @@ class Scheduler:
             return []
         if self._would_fit(urgent, []):
             return []
-        worst = self._queue.yielding(urgent, self.running)
-        if not worst or not self._would_fit(urgent, worst):
-            return []
-        fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
-        for sequence in worst[:fewest]:
+        leaving = self._fewest(urgent, self._queue.yielding(urgent, self.running))
+        for sequence in leaving:
             self._preempt(sequence, store=True)
-        return [sequence.id for sequence in worst[:fewest]]
+        return [sequence.id for sequence in leaving]
+
+    def _fewest(self, urgent: Sequence, worst: list[Sequence]) -> list[Sequence]:
+        """So many of these, from the first on, that it would fit if they left. Nobody if not even all of them are enough.
+
+        Mostly one is, and to ask what many hold takes long: so one is tried first, then two, four and so on.
+        """
+        few, most = 0, min(1, len(worst))
+        while most and not self._would_fit(urgent, worst[:most]):
+            few, most = most, min(2 * most, len(worst))
+            if few == most:
+                return []
+        between = range(few + 1, most)
+        return worst[: few + 1 + bisect_left(between, True, key=lambda count: self._would_fit(urgent, worst[:count]))]
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
         """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
