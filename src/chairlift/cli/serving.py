@@ -1,6 +1,7 @@
 """Puts a server together and tells the terminal about it: the address, what is served, and a request to try."""
 
 import contextlib
+import gc
 import hashlib
 import json
 import logging
@@ -76,6 +77,9 @@ def run(asked: Asked) -> int:
                 template=template,
             )
             widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
+            # All that was loaded stays. A full garbage collection would stop every stream to look through it again and again.
+            gc.collect()
+            gc.freeze()
 
             def start() -> Service:
                 recorders = [] if asked.record is None else [_recorder(engine, asked, asked.record)]
