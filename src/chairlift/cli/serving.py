@@ -1,7 +1,6 @@
 """Puts a server together and tells the terminal about it: the address, what is served, and a request to try."""
 
 import contextlib
-import gc
 import hashlib
 import json
 import logging
@@ -15,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chairlift import __version__, compose, machine
+from chairlift.cli import garbage
 from chairlift.cli.loading import sources, user_console
 from chairlift.cli.report import NO_TEMPLATE
 from chairlift.core.errors import ConfigError
@@ -77,9 +77,7 @@ def run(asked: Asked) -> int:
                 template=template,
             )
             widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
-            # All that was loaded stays. A full garbage collection would stop every stream to look through it again and again.
-            gc.collect()
-            gc.freeze()
+            garbage.spare()
 
             def start() -> Service:
                 recorders = [] if asked.record is None else [_recorder(engine, asked, asked.record)]

@@ -464,7 +464,8 @@ class Scheduler:
 
     def _places(self) -> int:
         """Places that are taken, those of followers included."""
-        return len(self.running) + sum(len(leader.followers) for leader in self._leading.values())
+        kept = sum([len(leader.followers) for leader in self._leading.values()]) if self._leading else 0
+        return len(self.running) + kept
 
     def _somebody_fits(self, now: float) -> bool:
         """A waiting request would be admitted now, if tokens were left for it."""
