@@ -79,20 +79,18 @@ class PrefixIndex:
 
         More or fewer tokens may have come behind those that were matched.
         """
-        if trail is not None and len(trail.match.blocks) * self.block_size < len(tokens) and self._is_there(trail):
-            self._latest = trail
-            match = self._further(tokens, trail.match)
-        else:
-            match = self._further(tokens, Match([], salt))
+        if trail is None or len(trail.match.blocks) * self.block_size >= len(tokens) or not self._is_there(trail):
+            trail = Trail(Match([], salt), [])
+        match = self._further(tokens, trail.match)
         if match.place != self._latest.match.place:  # otherwise it is the same, as a place is never used twice
-            self._latest = Trail(match, self._nodes_of(match.blocks))
+            self._latest = trail if match is trail.match else Trail(match, self._nodes_of(match.blocks))
         self._latest_at = self.changes
         return self._latest
 
     def _is_there(self, trail: Trail) -> bool:
         """All of it still stands where it did."""
-        if trail is self._latest and self._latest_at == self.changes:  # prompts that begin alike are often asked for together
-            return True
+        if trail.match.place == self._latest.match.place and self._latest_at == self.changes:
+            return True  # prompts that begin alike are often asked for together
         # One that was evicted and comes back has another number. So all that are equal are the same, down from the first.
         return self._nodes_of(trail.match.blocks) == trail.nodes
 
