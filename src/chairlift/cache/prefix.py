@@ -29,6 +29,9 @@ class Match(NamedTuple):
 class PrefixIndex:
     """Full blocks of `block_size` tokens by their contents and all that came before them."""
 
+    shared = True
+    """Whoever begins alike finds them."""
+
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._contents = Struct(f"{block_size * array('i').itemsize}s").iter_unpack
@@ -66,6 +69,9 @@ class PrefixIndex:
             blocks.append(block)
         return Match(blocks, place)
 
+    def keep(self, salt: str, tokens: array[int], blocks: Sequence[int]) -> None:
+        """Enters what would be lost otherwise. Here it is known already."""
+
     def add(self, place: Place, tokens: array[int], blocks: Sequence[int]) -> Place:
         """Enters computed blocks with their tokens, each below the one before it, the first below `place`.
 
@@ -99,13 +105,22 @@ class PrefixIndex:
         self._keys.clear()
 
 
-class NoPrefixIndex(PrefixIndex):
-    """The index of an engine without prefix caching: it learns nothing, so it never finds anything."""
+class OwnIndex(PrefixIndex):
+    """The index of an engine without prefix caching: it learns nothing of blocks as they become full.
+
+    It knows only what is entered by `keep`: what somebody has left behind who comes back for it. Nobody else looks there, as
+    it stands below a salt of his own.
+    """
+
+    shared = False
 
     def add(self, place: Place, tokens: array[int], blocks: Sequence[int]) -> Place:  # noqa: ARG002
         return place
 
+    def keep(self, salt: str, tokens: array[int], blocks: Sequence[int]) -> None:
+        super().add(salt, tokens, blocks)
+
 
 def prefix_index(block_size: int, *, enabled: bool) -> PrefixIndex:
     """The index of an engine that shares prefixes, or of one that does not."""
-    return PrefixIndex(block_size) if enabled else NoPrefixIndex(block_size)
+    return PrefixIndex(block_size) if enabled else OwnIndex(block_size)

@@ -33,7 +33,7 @@ class Paged:
         """What is there already of the sequence's tokens. A step asks several times for whoever is first in the queue."""
         looked_up = (sequence, len(sequence.tokens), self.index.changes)
         if looked_up != self._looked_up:
-            self._found = self.index.match(sequence.tokens, sequence.request.cache_salt)
+            self._found = self.index.match(sequence.tokens, self._salt(sequence))
             self._looked_up = looked_up
         return self._found
 
@@ -70,6 +70,8 @@ class Paged:
         sequence.blocks = array("i", match.blocks)
         sequence.computed = len(match.blocks) * self._size
         self._indexed(sequence, len(match.blocks), match.place)
+        if not self.index.shared:  # what it left behind is its own again
+            self.index.forget(match.blocks)
         self.grow(sequence, len(sequence.tokens))
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
@@ -114,6 +116,11 @@ class Paged:
         sequence.computed = 0
         self._indexed(sequence, 0, sequence.request.cache_salt)
 
+    def keep(self, sequence: Sequence) -> None:
+        """It is about to lose its blocks, and will come back: what it has in full blocks may be found until they are taken."""
+        full = sequence.computed // self._size
+        self.index.keep(self._salt(sequence), sequence.tokens[: full * self._size], sequence.blocks[:full])
+
     # ── contents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, sequence: Sequence, computed: int) -> None:
@@ -132,6 +139,10 @@ class Paged:
         if not sequence.blocks:
             self.index.clear()
         self.index.forget(sequence.blocks[: sequence.indexed])
+
+    def _salt(self, sequence: Sequence) -> str:
+        """Below which it looks. Where nothing is shared, those of one request still do, as they hold blocks together."""
+        return sequence.request.cache_salt if self.index.shared else str(sequence.number - sequence.choice)
 
     def _indexed(self, sequence: Sequence, blocks: int, place: Place) -> None:
         """So many of its blocks stand in the index, the last of them there."""
