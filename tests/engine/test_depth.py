@@ -265,7 +265,7 @@ def displaced(engine: Ride, *low: Request, after: int) -> Ride:
 def test_whoever_makes_way_gets_the_token_of_his_row_all_the_same():
     engine = displaced(ride(depth=2, max_num_seqs=1), request("a", range(5), 9), after=3)
     engine.step()
-    assert (len(engine.tokens["a"]), engine.core.scheduler.running) == (4, [])
+    assert (len(engine.tokens["a"]), [one.id for one in engine.core.scheduler.running]) == (4, ["urgent"])
     engine.run()
     assert tuple(engine.tokens["a"]) == solo(tuple(range(5)), NEXT, 9)
     assert engine.free_again
