@@ -7,6 +7,7 @@ given to him while nobody else wanted it. Other than there, it is no pause while
 
 from collections import Counter
 from collections.abc import Mapping
+from math import inf
 
 from chairlift.core.types import MAX_TENANTS, Request, Sequence
 from chairlift.schedule.policy import Past
@@ -16,7 +17,7 @@ ANSWER_TOKEN = 2.0
 """What tokens count, as in the paper. Tokens out of the prefix cache and tokens that are computed again count nothing."""
 
 RELUCTANCE = 2.0
-"""Of whom a place is taken for a tenant that has some, has so many times as many left, where all must be computed again."""
+"""Of whom a place is taken for a tenant that has some, has so many times as many left, where all is computed again."""
 
 IDLE_S = 600.0
 """A tenant without requests is remembered for so long, by the arrivals of the others."""
@@ -31,16 +32,16 @@ class Ledger:
     less than its share meanwhile, which it keeps: so much as `credit` weighted tokens behind the most served of those who
     wait. If that is no more than what counters of those who wait differ by in any case, bounds stay what they are.
 
-    A tenant with no place has a claim to as many as it needs, up to its share. One that has some waits for the next end if
-    others would not have `reluctance` times its share left.
+    A tenant has a claim to as many places as it needs, up to its share of them; and to more, as long as it would still have had
+    less than another when all that runs of it has got what it may get. `reluctant`, where whoever is displaced must be computed
+    again, it has no claim to more, and with a place already waits for the next end if others would not have `RELUCTANCE` times
+    as many left.
     """
 
-    def __init__(
-        self, weights: Mapping[str, float] | None = None, *, credit: float = 0.0, reluctance: float = RELUCTANCE
-    ) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, *, credit: float = 0.0, reluctant: bool = False) -> None:
         self._weights = dict(weights or {})
         self._credit = credit
-        self._reluctance = reluctance
+        self._reluctant = reluctant
         self._counters: dict[str, float] = {}
         self._turns: dict[str, int] = {}
         """When a tenant was last charged, counted in charges; or when it first came, if it never was."""
@@ -94,17 +95,30 @@ class Ledger:
     def surplus(self, waiting: Sequence, running: list[Sequence]) -> dict[str, float]:
         """How many places, above 0, each tenant has to spare for the waiting one's: it was served more, and keeps its share.
 
-        That is, by weights, as much as the other one has then, or `reluctance` times as much if that one has any place now.
+        That is, by weights, as many as the other one has then. One that will have had more even when the other one's requests
+        that run have got all they may get keeps a single place.
         """
         tenant, places = waiting.request.tenant, Counter([one.request.tenant for one in running])
         for leader in running:
             if leader.followers:
                 places[leader.request.tenant] += len(leader.followers)
         had = places.pop(tenant, 0)
-        share = (self._reluctance if had else 1.0) * (had + waiting.places) / self._weight(tenant)
-        spare = {other: count - max(1.0, share * self._weight(other)) for other, count in places.items()}
+        share = (RELUCTANCE if had and self._reluctant else 1.0) * (had + waiting.places) / self._weight(tenant)
         standing = self.standing(tenant)
-        return {other: count for other, count in spare.items() if count > 0 and self.standing(other) > standing}
+        ahead = [other for other in places if self.standing(other) > standing]
+        if not ahead:
+            return {}
+        level = inf if self._reluctant else self._counter_when_served(waiting, running)
+        kept = {other: share * self._weight(other) if self.counter(other) <= level else 1.0 for other in ahead}
+        return {other: places[other] - max(1.0, kept[other]) for other in ahead if places[other] > max(1.0, kept[other])}
+
+    def _counter_when_served(self, waiting: Sequence, running: list[Sequence]) -> float:
+        """Of the waiting one's tenant, when it and those of the tenant that run have got all that they may still get."""
+        tenant = waiting.request.tenant
+        own = [one for one in running if one.request.tenant == tenant]
+        owed = ANSWER_TOKEN * sum(one.places * (one.most + 1 - len(one.tokens)) for one in (*own, waiting))
+        owed += 0 if waiting.started else PROMPT_TOKEN * waiting.prompt_len
+        return self.counter(tenant) + owed / self._weight(tenant)
 
     def observe(self, past: Past) -> None:
         for sequence in past.finished:
