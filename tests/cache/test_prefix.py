@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.cache.prefix import OwnIndex, PrefixIndex
+from chairlift.cache.prefix import NoPrefixIndex, PrefixIndex
 
 
 def enter(index: PrefixIndex, tokens: list[int], blocks: list[int], salt: str = "", size: int = 2) -> None:
@@ -85,17 +85,9 @@ def test_the_first_of_two_equal_blocks_stays():
 
 
 def test_switched_off_it_learns_nothing():
-    index = OwnIndex(2)
+    index = NoPrefixIndex(2)
     enter(index, [1, 2], [7])
     assert hit(index, [1, 2, 3]) == []
-
-
-def test_switched_off_it_finds_what_somebody_left_behind_for_himself():
-    index = OwnIndex(2)
-    index.keep("5", array("i", [1, 2, 3, 4]), [7, 8])
-    assert (hit(index, [1, 2, 3, 4, 9], "5"), hit(index, [1, 2, 3, 4, 9], "6"), hit(index, [1, 2, 3, 4, 9])) == ([7, 8], [], [])
-    index.forget([8])
-    assert hit(index, [1, 2, 3, 4, 9], "5") == [7]
 
 
 @given(

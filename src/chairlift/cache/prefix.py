@@ -20,17 +20,18 @@ Place = int | str
 
 
 class Match(NamedTuple):
-    """Blocks that hold the longest known prefix, and the place in the tree where it ends."""
+    """Blocks that hold the longest known prefix, and the place in the tree where it ends.
+
+    The last `own` of them are not in the tree: whoever asks has computed them himself, and only he finds them.
+    """
 
     blocks: list[int]
     place: Place
+    own: int = 0
 
 
 class PrefixIndex:
     """Full blocks of `block_size` tokens by their contents and all that came before them."""
-
-    shared = True
-    """Whoever begins alike finds them."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -69,9 +70,6 @@ class PrefixIndex:
             blocks.append(block)
         return Match(blocks, place)
 
-    def keep(self, salt: str, tokens: array[int], blocks: Sequence[int]) -> None:
-        """Enters what would be lost otherwise. Here it is known already."""
-
     def add(self, place: Place, tokens: array[int], blocks: Sequence[int]) -> Place:
         """Enters computed blocks with their tokens, each below the one before it, the first below `place`.
 
@@ -105,22 +103,13 @@ class PrefixIndex:
         self._keys.clear()
 
 
-class OwnIndex(PrefixIndex):
-    """The index of an engine without prefix caching: it learns nothing of blocks as they become full.
-
-    It knows only what is entered by `keep`: what somebody has left behind who comes back for it. Nobody else looks there, as
-    it stands below a salt of his own.
-    """
-
-    shared = False
+class NoPrefixIndex(PrefixIndex):
+    """The index of an engine without prefix caching: it learns nothing, so it never finds anything."""
 
     def add(self, place: Place, tokens: array[int], blocks: Sequence[int]) -> Place:  # noqa: ARG002
         return place
 
-    def keep(self, salt: str, tokens: array[int], blocks: Sequence[int]) -> None:
-        super().add(salt, tokens, blocks)
-
 
 def prefix_index(block_size: int, *, enabled: bool) -> PrefixIndex:
     """The index of an engine that shares prefixes, or of one that does not."""
-    return PrefixIndex(block_size) if enabled else OwnIndex(block_size)
+    return PrefixIndex(block_size) if enabled else NoPrefixIndex(block_size)

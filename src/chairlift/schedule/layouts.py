@@ -56,6 +56,10 @@ class Memory(Protocol):
         """It is about to lose its blocks, and comes back for what may still be in them then."""
         ...
 
+    def lose(self) -> None:
+        """Nothing that was ever computed may be found any more."""
+        ...
+
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
         """Gives the follower what its leader has computed, or nothing: then it has to wait for memory as anybody else."""
         ...
@@ -123,6 +127,8 @@ class Contiguous:
         """Nothing: to copy a prompt into another run would take memory and time at a moment at which nobody has planned it."""
 
     def keep(self, sequence: Sequence) -> None: ...
+
+    def lose(self) -> None: ...
 
     def moves(self) -> tuple[Move, ...]:
         return ()

@@ -282,7 +282,6 @@ class Scheduler:
 
         Who runs waits again and will be computed anew, those of the plans first, one at a time. Returns who that is.
         """
-        self.index.clear()
         self._flying.clear()
         self._landed = None  # how long a failure takes teaches nothing
         self._failure = message

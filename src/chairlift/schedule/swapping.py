@@ -104,6 +104,7 @@ class Swapping:
         self._stores.clear()
         self._loads.clear()
         self.device.moves()
+        self.device.lose()
 
     def moves(self) -> tuple[Move, ...]:
         """What has to be moved since this was last asked, before anything else is computed."""
