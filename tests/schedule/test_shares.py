@@ -98,6 +98,23 @@ def test_an_idle_tenant_has_no_credit():
     assert ledger.counter("light") == 100
 
 
+@pytest.mark.parametrize(
+    ("credit", "meanwhile", "behind"), [(1000, 0, 100), (1000, 30, 70), (1000, 100, 0), (1000, 500, 0), (20, 30, 20)]
+)
+def test_in_a_pause_a_tenant_loses_of_what_it_was_behind_what_others_are_served(credit: int, meanwhile: int, behind: int):
+    """It was 100 behind when its last request ended."""
+    ledger = Ledger(credit=credit)
+    one = sequence("light", 0)
+    ledger.wait(one)
+    ledger.leave(one)
+    ledger.wait(sequence("heavy"))
+    ledger.charge("heavy", prompt=100)
+    ledger.observe(finished(one))
+    ledger.charge("heavy", prompt=meanwhile)
+    ledger.wait(sequence("light", 1))
+    assert ledger.counter("heavy") - ledger.counter("light") == behind
+
+
 def test_of_tenants_served_as_much_the_one_is_first_that_was_served_the_longest_ago():
     ledger = Ledger()
     for tenant in ("a", "b"):
