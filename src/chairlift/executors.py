@@ -5,14 +5,14 @@ Knows how they differ; knows nothing of how much memory there is, nor of tokeniz
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from chairlift.cache.sizing import DEFAULT_SHARE, bytes_per_token
-from chairlift.core.config import EngineConfig
+from chairlift.core.config import DEFAULTS, EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.core.ports import GaugedExecutor
 from chairlift.execute.footprint import Footprint
@@ -22,6 +22,7 @@ from chairlift.options import AUTO, SWAP, EngineOptions
 
 if TYPE_CHECKING:
     from chairlift.execute.cpu.options import CpuOptions
+    from chairlift.execute.torch.parallel.channel import Sizes
 
 FLOAT32_BYTES = 4
 FLOAT_TYPES = ("F32", "F16", "BF16")
@@ -42,27 +43,34 @@ class Computes:
     """Where the tensors are, if not in the machine's own memory by nature."""
     kernels: str | None = None
     """In words: which implementations were chosen, and why."""
+    ranks: int = 1
+    """Processes that compute every step together. All sizes in memory are those of one."""
+    transport: str | None = None
+    """How they are connected, if there are several."""
 
     @property
     def words(self) -> str:
         """As in "cpu: avx2, 2 threads, weights as the file holds them, KV f16"."""
         threads = None if self.threads is None else "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        parts = (self.device, self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}", self.kernels)
+        ranks = None if self.ranks == 1 else f"{self.ranks} ranks ({self.transport})"
+        parts = (ranks, self.device, self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}", self.kernels)
         return f"{self.executor}: " + ", ".join(part for part in parts if part)
 
     @property
     def arithmetic(self) -> tuple[str, ...]:
         """What the logits depend on."""
-        chosen = (self.device, self.kernels)
+        ranks = None if self.ranks == 1 else str(self.ranks)
+        chosen = (self.device, self.kernels, ranks)
         return (self.executor, self.weights, self.kv_cache_dtype, *(part for part in chosen if part is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told while an executor is made: that it is compiled, and how much of the weights is there."""
+    """Who is told while an executor is made: that it is compiled, how much of the weights is there, and of captured steps."""
 
     on_compile: Callable[[], None]
     on_tensor: Callable[[int, int], None]
+    on_graph: Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,15 @@ class Room:
     share: float = DEFAULT_SHARE
     apart: bool = False
     """It is not the machine's own, in which nothing else is then taken."""
+    ranks: int = 1
+    """Each has so much room to itself; what it takes of the machine's own memory, each takes as well."""
+
+
+class Batch(NamedTuple):
+    """What a step holds at most if nobody says: enough to keep what computes busy, and no more, as everyone waits for it."""
+
+    seqs: int = DEFAULTS.max_num_seqs
+    tokens: int = DEFAULTS.max_num_batched_tokens
 
 
 class Prospect(Protocol):
@@ -219,6 +236,9 @@ _IN_WORDS = {"auto": "as the file holds them", "int8": "in 8 bits", "int4": "in 
 # ── torch ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # An extra, which need not be installed: nothing of it is imported before it is asked for.
 
+GPU_BATCH = Batch(seqs=256, tokens=2048)
+"""A guess until there are measurements: weights are read once for all rows, and only hundreds of them are work for a GPU."""
+
 
 class _Torch:
     """PyTorch, on a GPU or on the CPU."""
@@ -227,15 +247,28 @@ class _Torch:
         from chairlift.execute.torch import options as torch_options
 
         self._model, self._options = model, options
+        self._ranks = options.tensor_parallel_size
         self._choice = torch_options.resolve(
-            options.device, options.dtype, options.attention_backend, head_dim=model.description.head_dim
+            options.device,
+            options.dtype,
+            options.attention_backend,
+            enforce_eager=options.enforce_eager,
+            head_dim=model.description.head_dim,
+            ranks=self._ranks,
         )
 
     @property
     def computes(self) -> Computes:
         choice = self._choice
-        weights = f"in {choice.dtype_name}"
-        return Computes("torch", weights, choice.kv, device=choice.device.words, kernels=choice.kernels)
+        return Computes(
+            "torch",
+            f"in {choice.dtype_name}",
+            choice.kv,
+            device=choice.device.words,
+            kernels=choice.kernels(self._options.max_num_seqs),
+            ranks=self._ranks,
+            transport=None if self._ranks == 1 else choice.device.transport,
+        )
 
     @property
     def footprint(self) -> Footprint:
@@ -250,45 +283,72 @@ class _Torch:
             longest=options.max_model_len or description.context,
             block_size=options.block_size,
             swaps=options.preemption_mode == SWAP,
+            ranks=self._ranks,
         )
 
     def room(self, free_bytes: int) -> Room:
+        from chairlift.execute.torch.parallel.executor import least_free_bytes
         from chairlift.execute.torch.sizing import DEVICE_SHARE
 
-        own = self._choice.device.free_bytes()
-        return Room(free_bytes) if own is None else Room(own, DEVICE_SHARE, apart=True)
+        own = least_free_bytes(self._choice.device, self._ranks)
+        if own is None:
+            return Room(free_bytes // self._ranks, ranks=self._ranks)
+        return Room(own, DEVICE_SHARE, apart=True, ranks=self._ranks)
 
     def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:  # noqa: ARG002  (Triton has its own)
         from chairlift.execute.torch.executor import TorchExecutor
+        from chairlift.execute.torch.parallel.executor import ParallelExecutor
 
         watch.on_tensor(0, 1)
-        return TorchExecutor.load(
-            self._model.description,
-            self._model.weights,
-            choice=self._choice,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_tokens=config.max_num_batched_tokens,
-            max_rows=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            num_host_blocks=config.num_host_blocks,
-            on_tensor=watch.on_tensor,
-        )
+        sizes: Sizes = {
+            "num_blocks": config.num_blocks,
+            "block_size": config.block_size,
+            "max_tokens": config.max_num_batched_tokens,
+            "max_rows": config.max_num_seqs,
+            "max_model_len": config.max_model_len,
+            "num_host_blocks": config.num_host_blocks,
+        }
+        model, choice = self._model, self._choice
+        if self._ranks > 1:
+            return ParallelExecutor.load(
+                model,
+                choice=choice,
+                size=self._ranks,
+                sizes=sizes,
+                on_tensor=watch.on_tensor,
+                on_compile=watch.on_compile,
+                on_graph=watch.on_graph,
+            )
+        executor = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
+        executor.prepare(choice, on_compile=watch.on_compile, on_graph=watch.on_graph)
+        return executor
 
 
 def _check_torch(options: EngineOptions) -> None:
     _check_owners(options, "torch")
     if find_spec("torch") is None:
         raise ConfigError("the executor torch needs the extra gpu: pip install chairlift[gpu]")
+    if options.tensor_parallel_size < 1:
+        raise ConfigError(f"tensor_parallel_size must be at least 1, not {options.tensor_parallel_size}")
     from chairlift.execute.torch import options as torch_options
 
-    torch_options.resolve(options.device, options.dtype, options.attention_backend)
+    choice = torch_options.resolve(
+        options.device, options.dtype, options.attention_backend, enforce_eager=options.enforce_eager
+    )
+    choice.device.ranks(options.tensor_parallel_size)
 
 
 def _torch_overlaps(options: EngineOptions) -> bool:
     from chairlift.execute.torch.device import Device
 
     return Device.pick(options.device).overlaps
+
+
+def _torch_batch(options: EngineOptions) -> Batch:
+    from chairlift.execute.torch.device import Device
+
+    device = Device.pick(options.device)
+    return Batch() if device.capability is None else GPU_BATCH
 
 
 # ── all of them ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,19 +364,20 @@ class Kind:
     """Steps that it can have in flight."""
     overlaps: Callable[[EngineOptions], bool] = lambda _: True
     """Whether having them in flight saves any time."""
+    batch: Callable[[EngineOptions], Batch] = lambda _: Batch()
 
 
 EXECUTORS: Mapping[str, Kind] = MappingProxyType(
     {
         "cpu": Kind(_check_cpu, _Cpu),
-        "torch": Kind(_check_torch, _Torch, depth=2, overlaps=_torch_overlaps),
+        "torch": Kind(_check_torch, _Torch, depth=2, overlaps=_torch_overlaps, batch=_torch_batch),
         "reference": Kind(_check_reference, _Reference),
     },
 )
 
 _OWNERS = {
     "cpu": ("threads", "isa", "quantization", "kv_cache_dtype"),
-    "torch": ("device", "dtype", "attention_backend"),
+    "torch": ("device", "dtype", "attention_backend", "enforce_eager", "tensor_parallel_size"),
 }
 """Settings that only one executor has."""
 
@@ -336,6 +397,17 @@ def depth(options: EngineOptions) -> int:
     if kind.depth == 1 or options.async_scheduling is False:
         return 1
     return kind.depth if options.async_scheduling or kind.overlaps(options) else 1
+
+
+def sized(
+    options: EngineOptions, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+) -> EngineOptions:
+    """With these limits of a step, and where they are None with what suits the executor. Raises as `check`."""
+    check(options)
+    batch = EXECUTORS[options.executor].batch(options)
+    seqs = batch.seqs if max_num_seqs is None else max_num_seqs
+    tokens = batch.tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    return replace(options, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _check_owners(options: EngineOptions, executor: str) -> None:

@@ -49,4 +49,6 @@ class EngineOptions:
     device: str = AUTO
     dtype: str = AUTO
     attention_backend: str = AUTO
+    enforce_eager: bool = False
+    tensor_parallel_size: int = 1
     async_scheduling: bool | None = None

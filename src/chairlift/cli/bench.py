@@ -94,6 +94,8 @@ def engine(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     async_scheduling: options.AsyncScheduling = None,
     json: options.Json = None,
 ) -> None:
@@ -130,6 +132,8 @@ def engine(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
         async_scheduling=async_scheduling,
     )
     compose.check_options(asked)

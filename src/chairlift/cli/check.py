@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def check(
     model: options.Model = DEFAULT_MODEL,
     max_model_len: options.MaxModelLen = None,
-    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_seqs: options.MaxNumSeqs = None,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
     executor: options.Executor = DEFAULT_EXECUTOR,
@@ -30,6 +30,8 @@ def check(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     json: options.Json = None,
 ) -> None:
     """Say what a model is and whether it fits here.
@@ -37,14 +39,13 @@ def check(
     Shows its architecture, its memory and how many requests fit; exit code 1 with the reason if it cannot be served. Fetches
     a known model that is not here yet, and verifies its file. The weights are not loaded.
     """
-    from chairlift import compose, machine
+    from chairlift import compose, executors, machine
     from chairlift.cli.loading import sources, user_console
     from chairlift.cli.report import write_json
     from chairlift.models import registry
 
     asked = compose.EngineOptions(
         max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         executor=executor,
@@ -55,7 +56,10 @@ def check(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
     )
+    asked = executors.sized(asked, max_num_seqs=max_num_seqs)
     compose.check_options(asked)
     opened = registry.load(model, sources(user_console()))
     compose.speech(opened)
@@ -100,8 +104,6 @@ def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
 
 
 def _lines(figures: dict[str, Any], fit: "Fit") -> list[str]:
-    from chairlift.compose import gib
-
     shrunk = f", {figures['max_model_len']:,} of them in use" if figures["max_model_len"] < figures["context"] else ""
     blocks = f"{figures['kv_blocks']:,} blocks, {figures['kv_tokens']:,} tokens, {figures['full_contexts']} full contexts"
     return [
@@ -112,7 +114,7 @@ def _lines(figures: dict[str, Any], fit: "Fit") -> list[str]:
         f"  tokenizer      {figures['tokenizer']}",
         f"  chat template  {'there is one' if figures['chat_template'] else NO_TEMPLATE}",
         f"  compute        {fit.computes.words}",
-        f"  weights        {gib(fit.weight_bytes)} in memory",
-        f"  activations    {gib(fit.work_bytes)}, logits and all else that a step works in",
-        f"  KV cache       {gib(figures['kv_bytes'])}: {blocks}",
+        f"  weights        {fit.apiece(fit.weight_bytes)} in memory",
+        f"  activations    {fit.apiece(fit.work_bytes)}, logits and all else that a step works in",
+        f"  KV cache       {fit.apiece(fit.kv.kv_bytes)}: {blocks}",
     ]

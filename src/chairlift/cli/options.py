@@ -128,7 +128,9 @@ KvCacheMemoryBytes = Annotated[
     ),
 ]
 BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
-MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Most requests in the running batch. Default: 64; on a GPU 256.")
+]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
 Executor = Annotated[
     str,
@@ -183,6 +185,22 @@ AttentionBackend = Annotated[
     typer.Option(
         metavar="auto|flashinfer|triton|reference",
         help="What computes attention with --executor torch; auto: the fastest there is.",
+    ),
+]
+EnforceEager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager/--no-enforce-eager",
+        help="Launch every kernel of every step with --executor torch, and capture no CUDA graphs of decode steps.",
+        show_default=False,
+    ),
+]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="GPUs that compute every step of --executor torch together, each with a part of every matrix.",
     ),
 ]
 KvLayout = Annotated[

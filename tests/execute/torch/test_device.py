@@ -6,6 +6,9 @@ import torch
 
 from chairlift.core.errors import ConfigError
 from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.options import resolve
+from chairlift.executors import sized
+from chairlift.options import EngineOptions
 
 CPU = Device.pick("cpu")
 
@@ -47,6 +50,73 @@ class TestWithAGpu:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         with pytest.raises(ConfigError, match=f"^device 'cuda:7': this machine has {said}$"):
             Device.pick("cuda:7")
+
+    def test_every_rank_has_a_gpu_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        device = Device.pick("auto")
+        assert (device.ranks(1), device.ranks(3)) == (("cuda:0",), ("cuda:0", "cuda:1", "cuda:2"))
+        assert (Device.pick("cuda:2").ranks(1), device.transport) == (("cuda:2",), "NCCL")
+
+    @pytest.mark.parametrize(
+        ("name", "size", "said"),
+        [
+            ("cuda", 5, "tensor_parallel_size 5: this machine has 4 GPUs"),
+            ("cuda:1", 2, "device 'cuda:1': 2 ranks take the first 2 GPUs, so it can only be cuda"),
+        ],
+    )
+    def test_more_ranks_than_gpus_are_refused(self, name: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        with pytest.raises(ConfigError, match=f"^{said}$"):
+            Device.pick(name).ranks(size)
+
+
+@pytest.mark.usefixtures("one_gpu")
+class TestWhatIsCapturedOnAGpu:
+    def test_decode_steps_of_as_many_rows_as_there_may_be(self) -> None:
+        chosen = resolve("cuda", "auto", "auto")
+        assert (
+            chosen.kernels(256) == "attention triton (it can be captured), other kernels triton, CUDA graphs for up to 256 rows"
+        )
+        assert chosen.captured(2) == (1, 2)
+
+    @pytest.mark.parametrize(("rows", "said"), [(1, "1 row"), (9999, "512 rows")])
+    def test_so_many(self, rows: int, said: str) -> None:
+        assert resolve("cuda", "auto", "triton").kernels(rows).endswith(f", CUDA graphs for up to {said}")
+
+    def test_nothing_if_that_is_asked_for(self) -> None:
+        chosen = resolve("cuda", "auto", "auto", enforce_eager=True)
+        assert chosen.kernels(256) == (
+            "attention triton (FlashInfer: flashinfer is not installed), other kernels triton, no CUDA graphs (asked for eager)"
+        )
+        assert chosen.captured(256) == ()
+
+    def test_nothing_by_several_ranks(self) -> None:
+        chosen = resolve("cuda", "auto", "auto", ranks=2)
+        assert chosen.kernels(256).endswith(", no CUDA graphs (not tried with several ranks)")
+
+    def test_nothing_with_attention_that_cannot_be(self) -> None:
+        chosen = resolve("cuda", "auto", "reference")
+        assert chosen.kernels(256).endswith(", no CUDA graphs (attention reference cannot be captured)")
+        assert chosen.captured(256) == ()
+
+
+@pytest.mark.usefixtures("one_gpu")
+class TestHowMuchAGpuTakesAtOnce:
+    def test_more_than_a_cpu_if_nobody_says(self) -> None:
+        for device, sizes in (("auto", (256, 2048)), ("cpu", (64, 512))):
+            options = sized(EngineOptions(executor="torch", device=device))
+            assert (options.max_num_seqs, options.max_num_batched_tokens) == sizes
+
+    def test_whatever_was_said(self) -> None:
+        options = sized(EngineOptions(executor="torch"), max_num_seqs=3, max_num_batched_tokens=7)
+        assert (options.max_num_seqs, options.max_num_batched_tokens) == (3, 7)
+
+
+def test_the_cpu_captures_nothing_and_does_not_speak_of_it() -> None:
+    for eager in (False, True):
+        chosen = resolve("cpu", "auto", "auto", enforce_eager=eager)
+        assert chosen.kernels(256) == "attention reference (the others are for GPUs), other kernels torch"
+        assert chosen.captured(256) == ()
 
 
 class TestWithout:
