@@ -115,17 +115,47 @@ class TorchExecutor:
         No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `on_tensor(done,
         total)` follows the reading.
         """
+        with choice.device.active(), torch.inference_mode():
+            held = read(description, weights, device=choice.device, dtype=choice.dtype, on_tensor=on_tensor)
+        return cls.build(
+            description,
+            held,
+            choice=choice,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
+            max_model_len=max_model_len,
+            num_host_blocks=num_host_blocks,
+            clock=clock,
+        )
+
+    @classmethod
+    def build(
+        cls,
+        description: Description,
+        weights: ModelWeights,
+        *,
+        choice: Choice,
+        num_blocks: int,
+        block_size: int,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int | None = None,
+        num_host_blocks: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> "TorchExecutor":
+        """As `load`, of weights that are on the device already, in the type that is chosen."""
         device, dtype = choice.device, choice.dtype
         ops, sampler = _fused() if choice.fused else (TorchOps(), TorchSampler())
         longest = max_model_len or num_blocks * block_size
         with device.active(), torch.inference_mode():
-            held = read(description, weights, device=device, dtype=dtype, on_tensor=on_tensor)
             shape = (len(description.layers), num_blocks, 2, block_size, description.kv_heads, description.head_dim)
             # Left unwritten on purpose: nobody reads what nobody has written.
             kv = torch.empty(shape, dtype=dtype, device=device.on)
             decoder = Decoder(
                 description,
-                held,
+                weights,
                 turns=turns(description, positions=longest, device=device),
                 kv=kv,
                 ops=ops,
@@ -154,7 +184,7 @@ class TorchExecutor:
                 sampler=sampler,
                 kv=kv,
                 host=HostStore(device, kv, num_blocks=num_host_blocks),
-                cost=_cost(description, held, kv),
+                cost=_cost(description, weights, kv),
                 clock=clock,
             )
 
