@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 import torch
-from draws import mask_of
+from masks import mask_of
 from tiny_decoders import VARIANTS, random_tokens, random_weights, row
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch_executors import torch_executor
