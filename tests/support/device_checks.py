@@ -55,7 +55,7 @@ that magnify errors."""
 ATTENTION = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of outputs about 1 wide."""
 
-INTERPRETED = ("plain", "window", "everything")
+INTERPRETED = ("window", "everything")
 """Variants whose decoders run in the interpreter as well."""
 MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (4, 4))
 """A next token, a chunk, a first token, two pads and a prompt: tokens of the row, and what its last one sees."""
@@ -179,8 +179,8 @@ DRAWS = {
 
 
 def _draws(device: Device) -> Iterator[tuple[str, Check]]:
-    samplers: dict[str, Sampler] = {"triton": TritonSampler(block=2048 if device.capability else 512), "torch": TorchSampler()}
-    vocab = 128_256 if device.capability else 1100
+    samplers: dict[str, Sampler] = {"triton": TritonSampler(block=2048 if device.capability else 256), "torch": TorchSampler()}
+    vocab = 128_256 if device.capability else 600
     for words, of in samplers.items():
         for name, draw in DRAWS.items():
             yield f"draw {name}, {words}", partial(_drawn, of=of, draws=[draw], vocab=vocab)
