@@ -153,7 +153,12 @@ def test_bytes_are_written_for_people() -> None:
         ),
         *(
             (replace(EngineOptions(), **setting), "is a setting of the executor torch, not of cpu")
-            for setting in ({"device": "cpu"}, {"dtype": "float32"}, {"attention_backend": "reference"})
+            for setting in (
+                {"device": "cpu"},
+                {"dtype": "float32"},
+                {"attention_backend": "reference"},
+                {"enforce_eager": True},
+            )
         ),
         (EngineOptions(executor="torch", threads=1), "threads is a setting of the executor cpu, not of torch"),
         (EngineOptions(preemption_mode="swop"), "there are recompute, swap"),
@@ -214,6 +219,21 @@ def test_compiling_is_told_before_loading() -> None:
     assert progress.told == [*compiled, "start Loading m 100", "advance 0", "advance 25", "advance 75", "done"]
 
 
+def test_compiling_and_capturing_are_told_after_loading() -> None:
+    progress = Told()
+    stages = Stages("Loading m", 100, progress, iter([1.0, 3.5, 4.0, 6.0]).__next__)
+    for done in (0, 1):
+        stages.loading(done, 1)
+    stages.compiling()
+    for done in range(4):
+        stages.capturing(done, 3)
+    stages.end()
+    loaded = ["start Loading m 100", "advance 0", "advance 100", "done"]
+    compiled = ["start Compiling kernels (once) None", "done", "Compiled kernels in 2.5 s"]
+    captured = ["start Capturing decode steps None", "done", "Captured decode steps of 3 sizes in 2.0 s"]
+    assert progress.told == [*loaded, *compiled, *captured]
+
+
 def test_a_failure_while_compiling_ends_what_was_started() -> None:
     progress = Told()
     stages = Stages("Loading m", 100, progress, lambda: 0.0)
@@ -239,7 +259,8 @@ def test_every_executor_makes_what_it_says(executor: str) -> None:
     made = prospect(model, options)
     config = fit(model, options, free_bytes=GIB).config
     told: list[tuple[int, int]] = []
-    running = made.load(config, kernels=OBJECTS, watch=Watch(lambda: None, lambda done, total: told.append((done, total))))
+    watch = Watch(lambda: None, lambda done, total: told.append((done, total)), lambda done, total: None)
+    running = made.load(config, kernels=OBJECTS, watch=watch)
     try:
         running.launch(Plan(1, (row([1, 2, 3], [0]),)))
         assert len(running.collect().rows) == 1

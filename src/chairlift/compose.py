@@ -196,7 +196,7 @@ def build(
     tokenizer, template = speech(model)
     stages = Stages(f"Loading {model.name}", fit.weight_bytes, progress, clock)
     try:
-        watch = Watch(on_compile=stages.compiling, on_tensor=stages.loading)
+        watch = Watch(on_compile=stages.compiling, on_tensor=stages.loading, on_graph=stages.capturing)
         executor = prospect(model, options).load(fit.config, kernels=kernels, watch=watch)
     finally:
         stages.end()
@@ -204,42 +204,54 @@ def build(
 
 
 class Stages:
-    """Tells the progress of what may come first, compiling, and of what always comes: reading the weights."""
+    """Tells the progress of reading the weights, and of compiling and capturing, which may come before or after it."""
 
     def __init__(self, label: str, total_bytes: int, progress: Progress, clock: Callable[[], float]) -> None:
         self._label, self._total_bytes = label, total_bytes
         self._progress, self._clock = progress, clock
         self._running = False
-        self._compiling_since: float | None = None
+        self._timed: tuple[str, float] | None = None
+        """What is to be said when the stage is done, and when it began."""
         self._told: int | None = None
 
     def compiling(self) -> None:
-        self._start("Compiling kernels (once)", None)
-        self._compiling_since = self._clock()
+        self._begin("Compiling kernels (once)", None, then="Compiled kernels")
 
     def loading(self, done: int, total: int) -> None:
         """`done` parts out of `total` have been read: the same part of all bytes is told."""
         if self._told is None:
-            self._compiled()
-            self._start(self._label, self._total_bytes)
+            self._begin(self._label, self._total_bytes)
             self._told = 0
         now = self._total_bytes * done // total
         self._progress.advance(now - self._told)
         self._told = now
 
+    def capturing(self, done: int, total: int) -> None:
+        """`done` steps out of `total` have been captured."""
+        if done == 0:
+            self._begin("Capturing decode steps", None, then=f"Captured decode steps of {total} sizes")
+        if done == total:
+            self._finish()
+
     def end(self) -> None:
+        """Wherever it has come to."""
         if self._running:
             self._progress.done()
-        self._running = False
+        self._running, self._timed = False, None
 
-    def _start(self, label: str, total_bytes: int | None) -> None:
+    def _begin(self, label: str, total_bytes: int | None, *, then: str | None = None) -> None:
+        self._finish()
         self._progress.start(label, total_bytes)
         self._running = True
+        if then is not None:
+            self._timed = then, self._clock()
 
-    def _compiled(self) -> None:
-        if self._compiling_since is not None:
-            self.end()
-            self._progress.notice(f"Compiled kernels in {self._clock() - self._compiling_since:.1f} s")
+    def _finish(self) -> None:
+        timed = self._timed
+        self.end()
+        if timed is not None:
+            said, since = timed
+            self._progress.notice(f"{said} in {self._clock() - since:.1f} s")
 
 
 def speech(model: Model) -> tuple[Tokenizer, ChatTemplate]:

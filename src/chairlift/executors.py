@@ -59,10 +59,11 @@ class Computes:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told while an executor is made: that it is compiled, and how much of the weights is there."""
+    """Who is told while an executor is made: that it is compiled, how much of the weights is there, and of captured steps."""
 
     on_compile: Callable[[], None]
     on_tensor: Callable[[int, int], None]
+    on_graph: Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +229,18 @@ class _Torch:
 
         self._model, self._options = model, options
         self._choice = torch_options.resolve(
-            options.device, options.dtype, options.attention_backend, head_dim=model.description.head_dim
+            options.device,
+            options.dtype,
+            options.attention_backend,
+            enforce_eager=options.enforce_eager,
+            head_dim=model.description.head_dim,
         )
 
     @property
     def computes(self) -> Computes:
         choice = self._choice
-        weights = f"in {choice.dtype_name}"
-        return Computes("torch", weights, choice.kv, device=choice.device.words, kernels=choice.kernels)
+        weights, kernels = f"in {choice.dtype_name}", choice.kernels(self._options.max_num_seqs)
+        return Computes("torch", weights, choice.kv, device=choice.device.words, kernels=kernels)
 
     @property
     def footprint(self) -> Footprint:
@@ -273,6 +278,8 @@ class _Torch:
             max_model_len=config.max_model_len,
             num_host_blocks=config.num_host_blocks,
             on_tensor=watch.on_tensor,
+            on_compile=watch.on_compile,
+            on_graph=watch.on_graph,
         )
 
 
@@ -282,7 +289,7 @@ def _check_torch(options: EngineOptions) -> None:
         raise ConfigError("the executor torch needs the extra gpu: pip install chairlift[gpu]")
     from chairlift.execute.torch import options as torch_options
 
-    torch_options.resolve(options.device, options.dtype, options.attention_backend)
+    torch_options.resolve(options.device, options.dtype, options.attention_backend, enforce_eager=options.enforce_eager)
 
 
 def _torch_overlaps(options: EngineOptions) -> bool:
@@ -316,7 +323,7 @@ EXECUTORS: Mapping[str, Kind] = MappingProxyType(
 
 _OWNERS = {
     "cpu": ("threads", "isa", "quantization", "kv_cache_dtype"),
-    "torch": ("device", "dtype", "attention_backend"),
+    "torch": ("device", "dtype", "attention_backend", "enforce_eager"),
 }
 """Settings that only one executor has."""
 

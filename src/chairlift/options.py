@@ -49,4 +49,5 @@ class EngineOptions:
     device: str = AUTO
     dtype: str = AUTO
     attention_backend: str = AUTO
+    enforce_eager: bool = False
     async_scheduling: bool | None = None

@@ -1,8 +1,12 @@
 """Executors in PyTorch over small decoders, on the CPU unless a test asks for more."""
 
+from dataclasses import replace
+
 import torch
 from executor_cases import CASE_BLOCK, CASE_BLOCKS
 
+from chairlift.execute.torch.attention.backends import Attention
+from chairlift.execute.torch.device import Recorder
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice, resolve
 from chairlift.models.description import Description, Weights
@@ -23,16 +27,23 @@ def torch_executor(
     max_tokens: int = 512,
     max_rows: int = 16,
     choice: Choice = PLAIN_CHOICE,
+    attention: Attention | None = None,
+    recorder: Recorder | None = None,
 ) -> TorchExecutor:
-    """In float32 on the CPU, and with attention row by row, unless `choice` says something else."""
+    """In float32 on the CPU, and with attention row by row, unless `choice` or `attention` says something else.
+
+    If there is a `recorder`, it captures decode steps.
+    """
     return TorchExecutor.load(
         description,
         weights,
-        choice=choice,
+        choice=replace(choice, eager=None) if recorder else choice,
         num_blocks=num_blocks,
         block_size=block_size,
         max_tokens=max_tokens,
         max_rows=max_rows,
+        attention=attention,
+        recorder=recorder,
     )
 
 

@@ -94,6 +94,7 @@ def engine(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
     async_scheduling: options.AsyncScheduling = None,
     json: options.Json = None,
 ) -> None:
@@ -130,6 +131,7 @@ def engine(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
         async_scheduling=async_scheduling,
     )
     compose.check_options(asked)

@@ -39,6 +39,7 @@ def chat(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
     chat_template: options.ChatTemplateFile = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -62,6 +63,7 @@ def chat(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
     )
     options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))

@@ -30,6 +30,7 @@ def check(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
     json: options.Json = None,
 ) -> None:
     """Say what a model is and whether it fits here.
@@ -55,6 +56,7 @@ def check(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
     )
     compose.check_options(asked)
     opened = registry.load(model, sources(user_console()))

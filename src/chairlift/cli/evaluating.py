@@ -65,7 +65,7 @@ class Builder:
         if needed > free:
             raise ModelError(f"{ahead.computes.words} takes {compose.gib(needed)}, but only {compose.gib(free)} are free")
         with self.counting(f"Loading for {ahead.computes.words}", LOADING) as advance:
-            watch = Watch(lambda: self._say("Compiling kernels (once)"), _of(LOADING, advance))
+            watch = Watch(lambda: self._say("Compiling kernels (once)"), _of(LOADING, advance), lambda _done, _total: None)
             executor = ahead.load(config, kernels=self._kernels, watch=watch)
         try:
             yield cast("LogitsExecutor", executor)

@@ -185,6 +185,14 @@ AttentionBackend = Annotated[
         help="What computes attention with --executor torch; auto: the fastest there is.",
     ),
 ]
+EnforceEager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager/--no-enforce-eager",
+        help="Launch every kernel of every step with --executor torch, and capture no CUDA graphs of decode steps.",
+        show_default=False,
+    ),
+]
 KvLayout = Annotated[
     str,
     typer.Option(

@@ -34,6 +34,7 @@ def run(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
     chat_template: options.ChatTemplateFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and rates to standard error afterwards.")] = False,
     json: options.Json = None,
@@ -62,6 +63,7 @@ def run(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
     )
     if system is not None and raw:
         raise typer.BadParameter("--raw completes the prompt as it is: there is no place for --system")

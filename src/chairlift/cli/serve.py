@@ -253,6 +253,7 @@ def serve(
     device: options.Device = AUTO,
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
+    enforce_eager: options.EnforceEager = False,
     async_scheduling: options.AsyncScheduling = None,
     max_num_queued_reqs: Annotated[
         int,
@@ -334,6 +335,7 @@ def serve(
         device=device,
         dtype=dtype,
         attention_backend=attention_backend,
+        enforce_eager=enforce_eager,
         async_scheduling=async_scheduling,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,

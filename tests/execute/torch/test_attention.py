@@ -242,6 +242,14 @@ def test_a_gpu_has_flashinfer_where_it_is_installed(monkeypatch: pytest.MonkeyPa
     assert_right(answer(build(chosen, heads=HEADS, device=Device(CPU), max_rows=6, longest=50), case), case)
 
 
+def test_where_steps_are_captured_a_gpu_has_what_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer_double.install(monkeypatch)
+    chosen = choose("auto", Place(), dtype=torch.bfloat16, head_dim=128, captures=True)
+    assert (chosen.words, chosen.captures) == ("triton (it can be captured)", True)
+    without = choose("auto", Place(triton=False), dtype=torch.bfloat16, head_dim=128, captures=True)
+    assert (without.words, without.captures) == ("flashinfer (it is installed)", False)
+
+
 def test_heads_that_flashinfer_does_not_have_go_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     flashinfer_double.install(monkeypatch)
     chosen = choose("auto", Place(), dtype=torch.bfloat16, head_dim=80)

@@ -1,13 +1,10 @@
 """Two plans in flight: what the later one does not know yet is filled in on the device, and no answer is another for it."""
 
-from array import array
-from collections import deque
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_flight import SAMPLINGS, Steps, answers
 from tiny_decoders import PLAIN, VARIANTS, random_tokens, random_weights, row
 from torch_executors import torch_executor
 
@@ -15,62 +12,6 @@ from chairlift.core.types import PENDING, Draw, Plan, Result, Sampling, Work
 from chairlift.execute.torch.executor import TorchExecutor
 
 EVERYTHING = VARIANTS["everything"]
-SAMPLINGS = (
-    Sampling(temperature=0),
-    Sampling(seed=4, temperature=2.0),
-    Sampling(seed=5, repetition_penalty=1.5, frequency_penalty=0.7, logprobs=2),
-    Sampling(temperature=0, presence_penalty=5.0, logit_bias=((3, 2.0),)),
-)
-BLOCKS_EACH = 3
-
-Steps = list[list[tuple[int, int]]]
-"""For each step, numbers of sequences and how many tokens they compute at most."""
-
-
-@dataclass
-class Text:
-    """A sequence as a scheduler sees it: tokens that are in flight are PENDING until their result is there."""
-
-    number: int
-    sampling: Sampling
-    tokens: "array[int]"
-    prompt_len: int
-    computed: int = 0
-    told: list[object] = field(default_factory=list[object])
-
-    def work(self, most: int) -> Work:
-        end = min(len(self.tokens), self.computed + most)
-        start, self.computed = self.computed, end
-        blocks = range(BLOCKS_EACH * self.number, BLOCKS_EACH * (self.number + 1))
-        draws = (Draw(0, self.sampling, history=self.tokens, prompt_len=self.prompt_len),) if end == len(self.tokens) else ()
-        work = Work(str(self.number), start, self.tokens[start:end], array("i", blocks), draws)
-        if draws:
-            self.tokens.append(PENDING)
-        return work
-
-
-def answers(executor: TorchExecutor, prompts: list[tuple[Sampling, list[int]]], steps: Steps, *, depth: int) -> list[Text]:
-    texts = [Text(number, sampling, array("i", prompt), len(prompt)) for number, (sampling, prompt) in enumerate(prompts)]
-    flights: deque[Plan] = deque()
-
-    def collect() -> None:
-        plan, result = flights.popleft(), executor.collect()
-        assert (result.step, result.failed) == (plan.step, ())
-        ends = {work.seq_id: work.end for work in plan.work}
-        for answer in result.rows:
-            text = texts[int(answer.seq_id)]
-            text.tokens[ends[answer.seq_id]] = answer.tokens[0]
-            text.told.append(answer.logprobs)
-
-    for number, step in enumerate(steps):
-        plan = Plan(number, tuple(texts[at].work(most) for at, most in step))
-        executor.launch(plan)
-        flights.append(plan)
-        while len(flights) >= depth:
-            collect()
-    while flights:
-        collect()
-    return texts
 
 
 @settings(max_examples=30)

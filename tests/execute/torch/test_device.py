@@ -6,6 +6,7 @@ import torch
 
 from chairlift.core.errors import ConfigError
 from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.options import resolve
 
 CPU = Device.pick("cpu")
 
@@ -47,6 +48,39 @@ class TestWithAGpu:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         with pytest.raises(ConfigError, match=f"^device 'cuda:7': this machine has {said}$"):
             Device.pick("cuda:7")
+
+
+@pytest.mark.usefixtures("one_gpu")
+class TestWhatIsCapturedOnAGpu:
+    def test_decode_steps_of_as_many_rows_as_there_may_be(self) -> None:
+        chosen = resolve("cuda", "auto", "auto")
+        assert (
+            chosen.kernels(256) == "attention triton (it can be captured), other kernels triton, CUDA graphs for up to 256 rows"
+        )
+        assert chosen.captured(2) == (1, 2)
+
+    @pytest.mark.parametrize(("rows", "said"), [(1, "1 row"), (9999, "512 rows")])
+    def test_so_many(self, rows: int, said: str) -> None:
+        assert resolve("cuda", "auto", "triton").kernels(rows).endswith(f", CUDA graphs for up to {said}")
+
+    def test_nothing_if_that_is_asked_for(self) -> None:
+        chosen = resolve("cuda", "auto", "auto", enforce_eager=True)
+        assert chosen.kernels(256) == (
+            "attention triton (FlashInfer: flashinfer is not installed), other kernels triton, no CUDA graphs (asked for eager)"
+        )
+        assert chosen.captured(256) == ()
+
+    def test_nothing_with_attention_that_cannot_be(self) -> None:
+        chosen = resolve("cuda", "auto", "reference")
+        assert chosen.kernels(256).endswith(", no CUDA graphs (attention reference cannot be captured)")
+        assert chosen.captured(256) == ()
+
+
+def test_the_cpu_captures_nothing_and_does_not_speak_of_it() -> None:
+    for eager in (False, True):
+        chosen = resolve("cpu", "auto", "auto", enforce_eager=eager)
+        assert chosen.kernels(256) == "attention reference (the others are for GPUs), other kernels torch"
+        assert chosen.captured(256) == ()
 
 
 class TestWithout:

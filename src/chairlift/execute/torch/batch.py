@@ -24,8 +24,8 @@ class Batch:
 
     The last token of a row sees `contexts[r]` positions, itself included, which lie in the blocks `tables[r]`; what a table
     has beyond them means nothing. Token t of a row of n tokens has position `contexts[r] - n + t`, and its keys and values go
-    to `slots`, counted in positions from the first block; -1: nowhere. The padding of all rows together is the last row, which
-    sees nothing (0) and goes nowhere.
+    to `slots`, counted in positions from the first block; -1: nowhere. Padding comes last, all of it in one row or each token
+    in a row of its own; it sees nothing (0) and goes nowhere.
     """
 
     tokens: Tensor
@@ -47,7 +47,7 @@ class Batch:
     counts: tuple[int, ...]
     """On the host: tokens of each row."""
     seen: tuple[int, ...]
-    """On the host: `contexts`."""
+    """On the host: `contexts`, or what none of them will ever be larger than."""
 
     @property
     def longest(self) -> int:
@@ -117,31 +117,53 @@ class Batches:
         self._hosts = [_Host(*pieces(device.host), max_tokens=max_tokens, max_rows=rows) for _ in range(flights)]
         own = pieces(partial(torch.zeros, device=device.on))
         self._own: _Buffers[Tensor] = _Buffers(*own, max_tokens=max_tokens, max_rows=rows)
+        self._every = torch.arange(max_rows, device=device.on)
         self._turn = 0
 
-    def fill(self, work: Sequence[Work], drawn: Tensor, drawn_by: Mapping[str, int]) -> Batch:
+    def single(self, rows: int, *, furthest: int) -> Batch:
+        """The buffers as a step of `rows` rows of one token, all of which draw, whatever `fill` has put there when it is done.
+
+        On the host a row only seems to see `furthest` positions: it must be as many as any of them may ever see.
+        """
+        assert rows <= self._max_rows, f"a step of {rows} rows: this executor was built for {self._max_rows}"
+        own = self._own
+        return Batch(
+            tokens=own.tokens[:rows],
+            positions=own.positions[:rows],
+            slots=own.slots[:rows],
+            bounds=own.bounds[: rows + 1],
+            contexts=own.contexts[:rows],
+            tables=own.tables[:rows],
+            last=self._every[:rows],
+            pending=None,
+            counts=(1,) * rows,
+            seen=(furthest,) * rows,
+        )
+
+    def fill(self, work: Sequence[Work], drawn: Tensor, drawn_by: Mapping[str, int], *, rows: int | None = None) -> Batch:
         """Describes a step of at least one row. A token PENDING is the one that `drawn_by` names out of `drawn` int64 [draws].
+
+        A step all of whose rows have one token may be padded to so many `rows`, each of one token: as `single` has it.
 
         The buffers are used again: what was asked of the device before this must be about the last batch, what comes after it
         about this one.
         """
         host, own = self._hosts[self._turn], self._own
         self._turn = (self._turn + 1) % len(self._hosts)
-        rows = [row for row in work if not row.pad]
-        counts, seen = [len(row.tokens) for row in rows], [row.end for row in rows]
-        self._check(work, rows)
-        self._write_rows(host, rows, counts, seen)
-        pending = self._write_sources(host.numbers, rows, drawn_by)
-        padding = sum(len(row.tokens) for row in work if row.pad)
-        if padding:
-            self._write_padding(host.numbers, sum(counts), padding, len(rows))
-            counts.append(padding)
-            seen.append(0)
+        real = [row for row in work if not row.pad]
+        counts, seen = [len(row.tokens) for row in real], [row.end for row in real]
+        self._check(work, real)
+        self._write_rows(host, real, counts, seen)
+        pending = self._write_sources(host.numbers, real, drawn_by)
+        padding = _padding(work, len(real), rows)
+        self._write_padding(host.numbers, sum(counts), padding, len(real))
+        counts += padding
+        seen += [0] * len(padding)
         total, height = sum(counts), len(counts)
         self._device.upload(own.longs, host.longs)
         self._device.upload(own.ints, host.ints)
         self._device.upload(own.tables[:height], host.tables[:height])
-        tokens, last = own.tokens[:total], own.last[: sum(bool(row.draws) for row in rows)]
+        tokens, last = own.tokens[:total], own.last[: sum(bool(row.draws) for row in real)]
         if pending:
             sources = own.sources[:total]
             torch.where(sources >= 0, drawn[sources.clamp(min=0)], tokens, out=tokens)
@@ -193,14 +215,14 @@ class Batches:
         numbers.sources[numbers.bounds[1 : len(rows) + 1] - 1] = awaited
         return True
 
-    def _write_padding(self, numbers: _Buffers[NDArray[Any]], first: int, count: int, row: int) -> None:
-        """Tokens that are computed and dropped, whatever they are."""
-        place = slice(first, first + count)
+    def _write_padding(self, numbers: _Buffers[NDArray[Any]], first: int, counts: list[int], row: int) -> None:
+        """Rows from `row` on of tokens from `first` on that are computed and dropped, whatever they are."""
+        place, height = slice(first, first + sum(counts)), len(counts)
         numbers.tokens[place] = 0
         numbers.positions[place] = 0
         numbers.slots[place] = -1
-        numbers.bounds[row + 1] = first + count
-        numbers.contexts[row] = 0
+        numbers.bounds[row + 1 : row + 1 + height] = first + np.cumsum(counts)
+        numbers.contexts[row : row + height] = 0
 
     def _check(self, work: Sequence[Work], rows: Sequence[Work]) -> None:
         total = sum(len(row.tokens) for row in work)
@@ -209,3 +231,11 @@ class Batches:
         for row in rows:
             assert row.tokens, f"{row.seq_id}: a row without tokens"
             assert row.end <= len(row.blocks) * self._block_size, f"{row.seq_id}: too few blocks"
+
+
+def _padding(work: Sequence[Work], real: int, rows: int | None) -> list[int]:
+    """Tokens of each row of padding: one row of all of them, or as many rows of one token as are missing to `rows`."""
+    if rows is not None:
+        return [1] * (rows - real)
+    count = sum(len(row.tokens) for row in work if row.pad)
+    return [count] if count else []

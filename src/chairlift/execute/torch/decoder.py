@@ -51,9 +51,10 @@ class Decoder:
         assert out is not None, "a model without layers"
         return ops.add_norm(out[batch.last], stream[batch.last], self._weights.norm, description.norm_eps)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocab] of states [rows, hidden]."""
-        return F.linear(hidden, self._weights.head).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """float32 [rows, vocab] of states [rows, hidden]; in `out` if it is given."""
+        logits = F.linear(hidden, self._weights.head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _attend(self, index: int, layer: Layer, weights: LayerWeights, normed: Tensor, batch: Batch) -> Tensor:
         """What attention adds to the residual stream [tokens, hidden]."""

@@ -4,6 +4,7 @@ The only module that knows the name "cuda", and the only one that asks which kin
 """
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -47,6 +48,47 @@ class _Event:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+class Captured(Protocol):
+    """Work of a device that it has learnt by heart."""
+
+    def replay(self) -> None:
+        """Asks for all of it with one call, behind what was asked for before."""
+        ...
+
+
+class Recorder(Protocol):
+    """Captures what a device is asked for."""
+
+    def capture(self, run: Callable[[], None]) -> Captured:
+        """What `run` asks for, of the same tensors each time: whatever they hold then is read and overwritten anew.
+
+        It is run here as well, so that nothing is compiled or loaded while it is captured. It must not look at numbers of the
+        device, and its tensors must outlive what is captured. What one captured piece leaves in memory that it allocated
+        itself is lost when another runs.
+        """
+        ...
+
+
+class _Graphs:
+    """CUDA graphs, which share one pool of memory, as no two of them ever run at once."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def capture(self, run: Callable[[], None]) -> Captured:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            run()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may ask the device for something meanwhile, as those that watch over collective operations do.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            run()
+        return graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +160,11 @@ class Device:
     def graphs(self) -> bool:
         """A step can be captured once and be launched as a whole."""
         return self._cuda
+
+    def recorder(self) -> Recorder:
+        """Of a device that has `graphs`, while it is `active`."""
+        assert self.graphs, f"{self.words} captures nothing"
+        return _Graphs()
 
     @property
     def triton(self) -> bool:

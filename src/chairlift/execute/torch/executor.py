@@ -5,7 +5,7 @@ Knows plans and results; the arithmetic is the decoder's, drawing the sampler's.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -19,12 +19,15 @@ from chairlift.core.costs import ModelCost
 from chairlift.core.types import PENDING, Logprobs, Move, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
+from chairlift.execute.torch import warming
+from chairlift.execute.torch.attention.backends import Attention
 from chairlift.execute.torch.attention.backends import build as build_attention
 from chairlift.execute.torch.attention.heads import Heads
-from chairlift.execute.torch.batch import Batches
+from chairlift.execute.torch.batch import Batch, Batches
 from chairlift.execute.torch.decoder import Decoder, turns
-from chairlift.execute.torch.device import Device, Mark
+from chairlift.execute.torch.device import Device, Mark, Recorder
 from chairlift.execute.torch.draws import Telling, Wanted, logprobs, write
+from chairlift.execute.torch.graphs import Graphs
 from chairlift.execute.torch.ops import Ops, TorchOps
 from chairlift.execute.torch.options import Choice
 from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, Sampler, TorchSampler
@@ -79,6 +82,7 @@ class TorchExecutor:
         device: Device,
         decoder: Decoder,
         batches: Batches,
+        graphs: Graphs,
         sampler: Sampler,
         kv: Tensor,
         host: HostStore,
@@ -88,7 +92,7 @@ class TorchExecutor:
         self.cost = cost
         self.computed = (0.0, 0.0)
         self._description, self._device, self._decoder, self._batches = description, device, decoder, batches
-        self._sampler, self._kv, self._host, self._clock = sampler, kv, host, clock
+        self._graphs, self._sampler, self._kv, self._host, self._clock = graphs, sampler, kv, host, clock
         self._flights: deque[_Flight] = deque()
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device.on)
         self._drawn_by: dict[str, int] = {}
@@ -107,13 +111,18 @@ class TorchExecutor:
         max_rows: int,
         max_model_len: int | None = None,
         num_host_blocks: int = 0,
+        attention: Attention | None = None,
+        recorder: Recorder | None = None,
         on_tensor: Callable[[int, int], None] | None = None,
+        on_compile: Callable[[], None] | None = None,
+        on_graph: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "TorchExecutor":
         """Reads all weights. `max_tokens` and `max_rows` are the tokens and rows of the largest step there will be.
 
-        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `on_tensor(done,
-        total)` follows the reading.
+        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `attention` and
+        `recorder` are those of the choice and its device unless they are given. `on_tensor(done, total)` follows the reading,
+        `on_graph` likewise the capturing of steps, and `on_compile` is called before kernels are compiled.
         """
         with choice.device.active(), torch.inference_mode():
             held = read(description, weights, device=choice.device, dtype=choice.dtype, on_tensor=on_tensor)
@@ -159,7 +168,8 @@ class TorchExecutor:
                 turns=turns(description, positions=longest, device=device),
                 kv=kv,
                 ops=ops,
-                attention=build_attention(
+                attention=attention
+                or build_attention(
                     choice.attention,
                     heads=Heads.of(description, block_size=block_size, dtype=dtype),
                     device=device,
@@ -176,17 +186,37 @@ class TorchExecutor:
                 most_blocks=-(-longest // block_size),
                 flights=DEPTH,
             )
-            return cls(
+            sizes = choice.captured(min(max_rows, max_tokens))
+            graphs = Graphs.create(decoder, batches, sizes=sizes, longest=longest, vocab=description.vocab, device=device)
+            executor = cls(
                 description,
                 device=device,
                 decoder=decoder,
                 batches=batches,
+                graphs=graphs,
                 sampler=sampler,
                 kv=kv,
                 host=HostStore(device, kv, num_blocks=num_host_blocks),
                 cost=_cost(description, weights, kv),
                 clock=clock,
             )
+            if choice.fused:
+                if on_compile is not None:
+                    on_compile()
+                executor.warm_up(longest=longest, max_tokens=max_tokens, block_size=block_size)
+            if sizes:
+                graphs.capture(recorder or device.recorder(), on_graph=on_graph)
+            return executor
+
+    def warm_up(self, *, longest: int, max_tokens: int, block_size: int) -> None:
+        """Computes a step of every sort and forgets it, so that nobody's request waits for kernels to be compiled.
+
+        Before all other plans: it writes to the first blocks.
+        """
+        for plan in warming.plans(vocab=self._description.vocab, longest=longest, max_tokens=max_tokens, block_size=block_size):
+            self.launch(plan)
+            self.collect()
+        self.computed = (0.0, 0.0)
 
     def launch(self, plan: Plan) -> None:
         assert len(self._flights) < DEPTH, "too many plans have not been collected"
@@ -235,8 +265,9 @@ class TorchExecutor:
             return np.empty((0, self._description.vocab), dtype=np.float32)
         with self._device.active(), torch.inference_mode():
             assert all(self._known(row) for row in work), "a token id outside the vocabulary"
-            batch = self._batches.fill(work, self._drawn, {})
-            return self._decoder.logits(self._decoder.hidden(batch)).cpu().numpy()
+            logits = self._device.fetch(self._logits(work, {})[1])
+            self._device.mark().wait()
+            return logits.numpy()
 
     def _start(self, plan: Plan) -> _Flight:
         began = self._clock()
@@ -261,13 +292,11 @@ class TorchExecutor:
                         self._kv[:, move.target] = self._kv[:, move.source]
 
     def _compute(self, work: Sequence[Work]) -> _Answers | None:
-        batch = self._batches.fill(work, self._drawn, self._drawn_by)
-        hidden = self._decoder.hidden(batch)
+        batch, logits = self._logits(work, self._drawn_by)
         drawing = tuple(row for row in work if row.draws and not row.pad)
         if not drawing:
             self._drawn_by = {}
             return None
-        logits = self._decoder.logits(hidden)
         wanted = [Wanted(draw, at, row.end) for at, row in enumerate(drawing) for draw in row.draws]
         draws = write(wanted, rows=len(drawing), vocab=self._description.vocab, put=self._device.put)
         drawn = self._sampler.draw(logits, draws, batch.pending)
@@ -275,6 +304,14 @@ class TorchExecutor:
         fetch = self._device.fetch
         told = () if drawn.told is None else tuple(fetch(part) for part in drawn.told)
         return _Answers(drawing, fetch(drawn.tokens), fetch(drawn.failed), draws.telling, told)
+
+    def _logits(self, work: Sequence[Work], drawn_by: Mapping[str, int]) -> tuple[Batch, Tensor]:
+        """float32 [rows that draw, vocab], by a captured step if there is one. They stay until the next step."""
+        size = self._graphs.size(work)
+        batch = self._batches.fill(work, self._drawn, drawn_by, rows=size)
+        if size is not None:
+            return batch, self._graphs.logits(batch)
+        return batch, self._decoder.logits(self._decoder.hidden(batch))
 
     def _known(self, row: Work) -> bool:
         """Whether the model has all tokens of a row. One that is pending will be its own; those of pads do not matter."""

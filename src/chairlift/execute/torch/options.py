@@ -7,6 +7,7 @@ import torch
 from chairlift.execute.torch.attention.backends import Backend
 from chairlift.execute.torch.attention.backends import choose as choose_attention
 from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.graphs import sizes
 
 _IN_SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
@@ -19,6 +20,8 @@ class Choice:
     dtype: torch.dtype
     """Of weights, activations, keys and values."""
     attention: Backend
+    eager: str | None
+    """Why no steps are captured and launched as a whole; None if decode steps are."""
     fused: bool = False
     """Triton's kernels do what lies between matrix products, and draw."""
 
@@ -31,15 +34,35 @@ class Choice:
         """As `--kv-cache-dtype` names it."""
         return _IN_SHORT[self.dtype]
 
-    @property
-    def kernels(self) -> str:
-        """In words: which implementations compute."""
-        return f"attention {self.attention.words}, other kernels {'triton' if self.fused else 'torch'}"
+    def captured(self, max_rows: int) -> tuple[int, ...]:
+        """Rows of the steps that are captured, where no step has more than `max_rows`."""
+        return () if self.eager else sizes(max_rows)
+
+    def kernels(self, max_rows: int) -> str:
+        """In words: which implementations compute, and how their steps are launched where there is more than one way."""
+        computed = f"attention {self.attention.words}, other kernels {'triton' if self.fused else 'torch'}"
+        if not self.device.graphs:
+            return computed
+        captured = self.captured(max_rows)
+        rows = "1 row" if max(captured, default=0) == 1 else f"{max(captured, default=0)} rows"
+        return f"{computed}, " + (f"CUDA graphs for up to {rows}" if captured else f"no CUDA graphs ({self.eager})")
 
 
-def resolve(device: str, dtype: str, attention_backend: str, *, head_dim: int | None = None) -> Choice:
+def resolve(
+    device: str, dtype: str, attention_backend: str, *, enforce_eager: bool = False, head_dim: int | None = None
+) -> Choice:
     """ConfigError for what there is not, or not on this machine; what the model's heads rule out only if they are known."""
     picked = Device.pick(device)
     numbers = picked.dtype(dtype)
-    attention = choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim)
-    return Choice(picked, numbers, attention, fused=picked.fused)
+    captures = picked.graphs and not enforce_eager
+    attention = choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim, captures=captures)
+    eager = _eager(picked, attention, enforced=enforce_eager)
+    return Choice(picked, numbers, attention, eager, fused=picked.fused)
+
+
+def _eager(device: Device, attention: Backend, *, enforced: bool) -> str | None:
+    if not device.graphs:
+        return f"{device.words} captures nothing"
+    if enforced:
+        return "asked for eager"
+    return None if attention.captures else f"attention {attention.name} cannot be captured"

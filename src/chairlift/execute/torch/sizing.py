@@ -1,6 +1,7 @@
 """How much memory the executor will take, worked out from shapes. Knows what is allocated; allocates nothing."""
 
 import math
+from collections.abc import Sequence
 
 from chairlift.cache.sizing import bytes_per_token
 from chairlift.execute.footprint import Footprint
@@ -18,6 +19,11 @@ STAGED_BYTES = 64 << 20
 DRAWING_BYTES = {True: 32, False: 128}
 """For every id of every row: logits, before and after changes, and what drawing takes, by Triton's kernels or with sorts."""
 
+
+CAPTURING_BYTES = 64 << 20
+"""What cuBLAS works in on the stream that captures, 32 MiB on Hopper, and the gaps in the pool. An estimate."""
+GRAPH_BYTES = 4 << 20
+"""Of a captured step: its launches and their arguments. An estimate."""
 
 PIECE_BYTES = 2**20
 """Left to rounding: allocators give memory out in pieces."""
@@ -42,7 +48,8 @@ def footprint(
     )
     turns = len({layer.rope for layer in description.layers}) * longest * description.head_dim * FLOAT32_BYTES
     rows = max_rows + 1  # that of padding
-    buffers = (4 * max_tokens + rows) * INT64_BYTES + rows * (-(-longest // block_size) + 3) * INT32_BYTES
+    buffers = (4 * max_tokens + 2 * rows) * INT64_BYTES + rows * (-(-longest // block_size) + 3) * INT32_BYTES
+    captured = choice.captured(min(max_rows, max_tokens))
     heads = Heads.of(description, block_size=block_size, dtype=choice.dtype)
     attention = workspace_bytes(choice.attention, heads=heads, device=choice.device, max_rows=rows, longest=longest)
     if choice.attention.name == REFERENCE:
@@ -53,10 +60,21 @@ def footprint(
         + attention
         + turns
         + buffers
+        + captured_bytes(description, captured, itemsize=itemsize)
         + swaps * STAGED_BYTES
         + PIECE_BYTES
     )
     return Footprint((numbers - norms) * itemsize + norms * FLOAT32_BYTES, token_bytes, work)
+
+
+def captured_bytes(description: Description, sizes: Sequence[int], *, itemsize: int) -> int:
+    """What captured steps hold for good: their logits, and what the largest one works in, where the others work, too."""
+    if not sizes:
+        return 0
+    rows = max(sizes)
+    logits = rows * description.vocab * FLOAT32_BYTES
+    pool = rows * (_activations(description, itemsize) + description.vocab * itemsize)
+    return logits + pool + CAPTURING_BYTES + len(sizes) * GRAPH_BYTES
 
 
 def _activations(description: Description, itemsize: int) -> int:

@@ -61,14 +61,15 @@ class Backend(NamedTuple):
         return self.name == TRITON
 
 
-def choose(asked: str, device: Place, *, dtype: torch.dtype, head_dim: int | None = None) -> Backend:
-    """The backend of that name; for "auto" the fastest there is for this device, type and size of heads.
+def choose(asked: str, device: Place, *, dtype: torch.dtype, head_dim: int | None = None, captures: bool = False) -> Backend:
+    """The backend of that name; for "auto" the fastest there is for this device, type and size of heads: one that `captures`,
+    if steps shall be captured.
 
     Until the model is known, `head_dim` is None and any will do. ConfigError for a name that there is not, and for a backend
     that cannot compute this here.
     """
     if asked == AUTO:
-        return _fastest(device, dtype, head_dim)
+        return _fastest(device, dtype, head_dim, captures=captures)
     if asked not in BACKENDS:
         raise ConfigError(f"attention_backend {asked!r:.40} is unknown: it may be auto, {', '.join(BACKENDS)}")
     obstacle = _obstacle(asked, device, dtype, head_dim)
@@ -107,9 +108,11 @@ def workspace_bytes(backend: Backend, *, heads: Heads, device: Device, max_rows:
     return 0
 
 
-def _fastest(device: Place, dtype: torch.dtype, head_dim: int | None) -> Backend:
+def _fastest(device: Place, dtype: torch.dtype, head_dim: int | None, *, captures: bool) -> Backend:
     if device.capability is None:
         return Backend(REFERENCE, "the others are for GPUs")
+    if captures and device.triton:
+        return Backend(TRITON, "it can be captured")
     without = _obstacle(FLASHINFER, device, dtype, head_dim)
     if without is None:
         return Backend(FLASHINFER, "it is installed")

@@ -31,7 +31,7 @@ class Rows(Protocol):
 
     @property
     def seen(self) -> Sequence[int]:
-        """On the host: `contexts`."""
+        """On the host: `contexts`, or what none of them will ever be larger than."""
         ...
 
     @property
