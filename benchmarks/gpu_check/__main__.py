@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_check import report
-from gpu_check.stages import STAGES, Outcome, run
+from gpu_check.stages import STAGES, run_all
 
 LEAST_PYTHON = (3, 11)
 NEEDED = ("numpy", "torch", "triton")
@@ -34,13 +34,11 @@ def main() -> int:
         sys.stderr.write(f"error: {missing}\n")
         return MISSING
     began = time.monotonic()
-    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        for stage in STAGES:
-            outcomes.append(run(stage, Path(folder), began=began, dry_run=given.dry_run))
-            if outcomes[-1].found.fatal is not None:
-                sys.stderr.write(f"error: {outcomes[-1].found.fatal}\n")
-                return MISSING
+        outcomes = list(run_all(STAGES, Path(folder), dry_run=given.dry_run))
+    if (fatal := outcomes[-1].found.fatal) is not None:
+        sys.stderr.write(f"error: {fatal}\n")
+        return MISSING
     took_s = time.monotonic() - began
     print("\n".join(report.lines(outcomes, dry_run=given.dry_run, took_s=took_s)))
     if given.output is not None:

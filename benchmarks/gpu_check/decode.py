@@ -3,6 +3,7 @@
 The executor alone, without a scheduler. Rows have blocks of their own, which hold copies of one prompt's keys and values.
 """
 
+import gc
 import statistics
 import time
 from array import array
@@ -14,7 +15,7 @@ from chairlift.core.types import PENDING, Draw, Move, Plan, Sampling, Work
 from chairlift.execute.torch.executor import TorchExecutor
 from gpu_check.records import Figure
 from gpu_check.setting import Setting
-from gpu_check.shapes import BLOCK_SIZE, Sizes, choices, executor, random_weights
+from gpu_check.shapes import BLOCK_SIZE, GRAPHS, Sizes, executor, random_weights, served, ways
 
 GREEDY = (Draw(0, Sampling(temperature=0.0)),)
 WARM_STEPS = 2
@@ -23,12 +24,15 @@ WARM_STEPS = 2
 
 def measure(setting: Setting) -> None:
     sizes, device = setting.sizes, setting.device
-    ways = choices(device.on.type)
-    weights = random_weights(sizes.description, device=device, dtype=device.dtype("auto"))
+    description = sizes.description
+    if why := served(description, device).eager:
+        setting.record.fact(GRAPHS, f"none: {why}")
+    weights = random_weights(description, device=device, dtype=device.dtype("auto"))
     longest = sizes.context + WARM_STEPS + sizes.steps
-    left = len(ways) * len(sizes.batches)
-    for name, choice in ways.items():
-        setting.record.fact(f"kernels, {name}", choice.kernels)
+    found = ways(description, device)
+    left = len(found) * len(sizes.batches)
+    for name, choice in found.items():
+        setting.record.fact(f"kernels, {name}", choice.kernels(max(sizes.batches)))
         subject = executor(sizes, weights, choice, rows=max(sizes.batches), longest=longest)
         tables = _tables(max(sizes.batches), longest)
         _fill(subject, sizes, tables)
@@ -37,7 +41,7 @@ def measure(setting: Setting) -> None:
             left -= 1
         subject.close()
         del subject
-    del weights
+        gc.collect()  # before the next one needs the memory
 
 
 def _batch(setting: Setting, subject: TorchExecutor, tables: "Sequence[array[int]]", way: str, *, share: float) -> None:

@@ -13,14 +13,14 @@ from chairlift.bench.engine import measure as run_batches
 from chairlift.core.config import EngineConfig
 from gpu_check.records import Figure
 from gpu_check.setting import Setting
-from gpu_check.shapes import BLOCK_SIZE, Sizes, choices, executor, random_weights
+from gpu_check.shapes import BLOCK_SIZE, Sizes, executor, random_weights, served
 
 DEPTHS = (1, 2)
 
 
 def measure(setting: Setting) -> None:
     sizes, device = setting.sizes, setting.device
-    choice = list(choices(device.on.type).values())[-1]
+    choice = served(sizes.description, device)
     weights = random_weights(sizes.description, device=device, dtype=device.dtype("auto"))
     workload = Workload(sizes.crowds, sizes.input_len, sizes.output_len)
     config = configured(sizes, workload)
@@ -34,11 +34,11 @@ def measure(setting: Setting) -> None:
             over = Subject(replace(config, depth=depth), subject, subject, sizes.description.vocab)
             for run in run_batches(over, replace(workload, seed=number), clock=time.perf_counter):
                 found[run.batch, depth].append(run)
+        for (batch, depth), runs in sorted(found.items()):
+            setting.record.figure(_figure(f"batch {batch}, depth {depth}", runs))
         spent = time.monotonic() - began
         if began + spent * (number + 2) / (number + 1) > setting.until:
             break
-    for (batch, depth), runs in sorted(found.items()):
-        setting.record.figure(_figure(f"batch {batch}, depth {depth}", runs))
     subject.close()
 
 

@@ -10,12 +10,12 @@ from chairlift.core.types import Plan, Work
 from gpu_check.decode import GREEDY
 from gpu_check.records import Figure
 from gpu_check.setting import Setting
-from gpu_check.shapes import BLOCK_SIZE, choices, executor, random_weights
+from gpu_check.shapes import BLOCK_SIZE, executor, random_weights, served
 
 
 def measure(setting: Setting) -> None:
     sizes, device = setting.sizes, setting.device
-    choice = list(choices(device.on.type).values())[-1]
+    choice = served(sizes.description, device)
     weights = random_weights(sizes.description, device=device, dtype=device.dtype("auto"))
     most_rows, longest = max(rows for rows, _ in sizes.prefills), max(tokens for _, tokens in sizes.prefills)
     subject = executor(sizes, weights, choice, rows=most_rows, longest=longest)

@@ -28,13 +28,18 @@ class Figure:
 
 @dataclass
 class Found:
-    """Everything that one stage wrote down, in order."""
+    """Everything that one stage wrote down, in order; of what was written twice, the later."""
 
     facts: dict[str, str] = field(default_factory=dict[str, str])
     figures: list[Figure] = field(default_factory=list[Figure])
     failures: list[str] = field(default_factory=list[str])
     fatal: str | None = None
     """Why no other stage can run either."""
+
+    def take(self, figure: Figure) -> None:
+        """In the place of an earlier one of the same case, if there is one: it has more runs."""
+        at = next((at for at, one in enumerate(self.figures) if one.case == figure.case), len(self.figures))
+        self.figures[at : at + 1] = [figure]
 
 
 class Record:
@@ -87,7 +92,7 @@ def _take(found: Found, kind: str, what: Any) -> None:
         case "fact":
             found.facts[what[0]] = what[1]
         case "figure":
-            found.figures.append(Figure(**what | {"runs": tuple(what["runs"])}))
+            found.take(Figure(**what | {"runs": tuple(what["runs"])}))
         case "failure":
             found.failures.append(what)
         case _:

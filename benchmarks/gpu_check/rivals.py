@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from gpu_check.engine import DEPTHS, configured
 from gpu_check.records import Figure
 from gpu_check.report import OURS, THEIRS
 from gpu_check.setting import Setting
-from gpu_check.shapes import Sizes, choices, executor, random_weights
+from gpu_check.shapes import Sizes, executor, random_weights, served
 
 PAGE = 256
 """Tokens of a page of theirs."""
@@ -40,6 +40,17 @@ class Answers:
     seconds: float
 
 
+class Round(NamedTuple):
+    """The same prompts, answered by both."""
+
+    ours: Answers
+    theirs: Answers
+
+    @property
+    def by_name(self) -> dict[str, Answers]:
+        return {OURS: self.ours, THEIRS: self.theirs}
+
+
 def measure(setting: Setting) -> None:
     if find_spec("transformers") is None:
         setting.record.failure("there is nothing to compare with: transformers is not installed")
@@ -48,34 +59,38 @@ def measure(setting: Setting) -> None:
     weights = random_weights(sizes.description, device=device, dtype=device.dtype("auto"))
     ours, theirs = _Ours(sizes, weights, device), _Theirs(sizes, weights, device)
     setting.record.fact("kernels", ours.kernels)
-    rounds = list(_rounds(setting, ours, theirs))
+    rounds: list[Round] = []
+    for number in range(1 + sizes.runs):
+        began = time.monotonic()
+        rounds.append(_round(sizes, ours, theirs, number))
+        _tell(setting, rounds)
+        if 2 * time.monotonic() - began > setting.until:
+            break
     for name, fact in theirs.facts().items():
         setting.record.fact(name, fact)
     theirs.close()
-    # The first round is left out: kernels are compiled and graphs captured in it.
-    counted = rounds[1:] or rounds
-    if len(rounds) == 1:
-        setting.record.fact("runs", "the time was enough for the first round only, in which each compiles")
-    crowd = sizes.crowds[-1]
-    for name, answers in ((OURS, [first for first, _ in counted]), (THEIRS, [second for _, second in counted])):
-        rates = tuple(crowd * sizes.output_len / one.seconds for one in answers)
+
+
+def _round(sizes: Sizes, ours: "_Ours", theirs: "_Theirs", number: int) -> "Round":
+    prompts = _prompts(sizes, seed=number)
+    done = Round(ours.answer(prompts), theirs.answer(prompts))
+    for name, answers in done.by_name.items():
+        lengths = {len(one) for one in answers.tokens}
+        assert lengths == {sizes.output_len}, f"{name} answered with {lengths} tokens"
+    return done
+
+
+def _tell(setting: Setting, rounds: "Sequence[Round]") -> None:
+    """The first round is left out as soon as there is another: kernels are compiled and graphs captured in it."""
+    sizes, crowd = setting.sizes, setting.sizes.crowds[-1]
+    for name in (OURS, THEIRS):
+        seconds = [done.by_name[name].seconds for done in rounds[1:] or rounds]
+        rates = tuple(crowd * sizes.output_len / one for one in seconds)
         setting.record.figure(Figure(f"batch {crowd}, {name}", "tokens/s", statistics.median(rates), rates))
-    alike = [mine[:1] == yours[:1] for first, second in rounds for mine, yours in zip(first.tokens, second.tokens, strict=True)]
+    counted = f"{len(rounds) - 1}, and one before them" if rounds[1:] else "the first one only, in which each of them compiles"
+    setting.record.fact("rounds", counted)
+    alike = [mine[0] == yours[0] for one in rounds for mine, yours in zip(one.ours.tokens, one.theirs.tokens, strict=True)]
     setting.record.fact("answers that begin alike", f"{sum(alike)} of {len(alike)}")
-
-
-def _rounds(setting: Setting, ours: "_Ours", theirs: "_Theirs") -> Any:
-    for number in range(1 + setting.sizes.runs):
-        began = time.monotonic()
-        prompts = _prompts(setting.sizes, seed=number)
-        both = ours.answer(prompts), theirs.answer(prompts)
-        for name, answers in zip((OURS, THEIRS), both, strict=True):
-            lengths = {len(one) for one in answers.tokens}
-            assert lengths == {setting.sizes.output_len}, f"{name} answered with {lengths} tokens"
-            setting.record.progress(f"round {number}, {name}: {answers.seconds:.2f} s")
-        yield both
-        if 2 * time.monotonic() - began > setting.until:
-            return
 
 
 def _prompts(sizes: Sizes, *, seed: int) -> list[list[int]]:
@@ -90,7 +105,7 @@ class _Ours:
     """An engine as a server has it, with as many steps in flight as there can be."""
 
     def __init__(self, sizes: Sizes, weights: ModelWeights, device: Device) -> None:
-        choice = list(choices(device.on.type).values())[-1]
+        choice = served(sizes.description, device)
         workload = Workload(sizes.crowds[-1:], sizes.input_len, sizes.output_len)
         self._config: EngineConfig = replace(configured(sizes, workload), depth=max(DEPTHS))
         self._executor: TorchExecutor = executor(
@@ -102,7 +117,7 @@ class _Ours:
             num_blocks=self._config.num_blocks,
         )
         self._output_len = sizes.output_len
-        self.kernels = choice.kernels
+        self.kernels = choice.kernels(sizes.crowds[-1])
 
     def answer(self, prompts: Sequence[Sequence[int]]) -> Answers:
         core = EngineCore(self._config, self._executor)

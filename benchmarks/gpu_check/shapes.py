@@ -3,7 +3,7 @@
 Weights are random and made on the device: what they are changes no time, and no machine needs to hold them twice.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from chairlift.execute.torch.weights import LayerWeights, ModelWeights
 from chairlift.models.description import Description, Layer, Rope
 
 BLOCK_SIZE = 16
+GRAPHS = "CUDA graphs"
 DEVIATION = 0.02
 """Of the weights, as models are commonly initialised."""
 
@@ -84,9 +85,22 @@ TINY = Sizes(
 )
 
 
-def choices(device: str) -> dict[str, Choice]:
-    """Ways of launching a step, by name. The last one is what a server does unless it is told otherwise."""
-    return {"eager": resolve(device, "auto", "auto", head_dim=128)}
+def served(description: Description, device: Device) -> Choice:
+    """What a server does unless it is told otherwise."""
+    return resolve(str(device.on), "auto", "auto", head_dim=description.head_dim)
+
+
+def ways(description: Description, device: Device) -> dict[str, Choice]:
+    """Ways of launching a step, by name: with every kernel for itself and, where the device can, as a whole.
+
+    Another attention that is faster where nothing is captured is a way of its own.
+    """
+    chosen = served(description, device)
+    eager = resolve(str(device.on), "auto", "auto", enforce_eager=True, head_dim=description.head_dim)
+    found = {"eager": replace(chosen, eager="asked for eager")}
+    if eager.attention.name != chosen.attention.name:
+        found[f"eager, {eager.attention.name}"] = eager
+    return found if chosen.eager else found | {GRAPHS: chosen}
 
 
 def random_weights(description: Description, *, device: Device, dtype: torch.dtype) -> ModelWeights:

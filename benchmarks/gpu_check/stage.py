@@ -30,6 +30,7 @@ def main() -> int:
 
 
 def _run(stage: str, record: Record, *, until: float, dry_run: bool) -> None:
+    measured = import_module(f"gpu_check.{stage}")
     import torch
 
     from chairlift.core.errors import ConfigError
@@ -43,7 +44,6 @@ def _run(stage: str, record: Record, *, until: float, dry_run: bool) -> None:
     from gpu_check.setting import Setting
     from gpu_check.shapes import LLAMA_8B, TINY
 
-    measured = import_module(f"gpu_check.{stage}")
     with device.active(), torch.no_grad():
         measured.measure(Setting(device, TINY if dry_run else LLAMA_8B, record, until))
 

@@ -55,7 +55,7 @@ that magnify errors."""
 ATTENTION = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of outputs about 1 wide."""
 
-INTERPRETED = ("window", "everything")
+INTERPRETED = ("everything",)
 """Variants whose decoders run in the interpreter as well."""
 MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (4, 4))
 """A next token, a chunk, a first token, two pads and a prompt: tokens of the row, and what its last one sees."""
@@ -63,7 +63,7 @@ MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (4, 4))
 
 def checks(device: Device) -> dict[str, Check]:
     """All of them by name, those first that others build on."""
-    return dict([*_operations(device), *_attention(device), *_draws(device), *_logits(device), *_steps()])
+    return dict([*_operations(device), *_attention(device), *_draws(device), *_logits(device), *_steps(device)])
 
 
 def run_all(device: Device, *, on_check: Callable[[str, str | None], None]) -> None:
@@ -179,8 +179,8 @@ DRAWS = {
 
 
 def _draws(device: Device) -> Iterator[tuple[str, Check]]:
-    samplers: dict[str, Sampler] = {"triton": TritonSampler(block=2048 if device.capability else 256), "torch": TorchSampler()}
-    vocab = 128_256 if device.capability else 600
+    samplers: dict[str, Sampler] = {"triton": TritonSampler(block=2048 if device.capability else 128), "torch": TorchSampler()}
+    vocab = 128_256 if device.capability else 300
     for words, of in samplers.items():
         for name, draw in DRAWS.items():
             yield f"draw {name}, {words}", partial(_drawn, of=of, draws=[draw], vocab=vocab)
@@ -235,11 +235,11 @@ def _against_the_reference(device: Device, *, of: Callable[[Device], Choice], de
 
 
 def _plain(device: Device, dtype: torch.dtype = torch.float32) -> Choice:
-    return Choice(device, dtype, Backend("reference", "a check"))
+    return Choice(device, dtype, Backend("reference", "a check"), eager="a check")
 
 
 def _kernels(device: Device, dtype: torch.dtype = torch.float32) -> Choice:
-    return Choice(device, dtype, Backend("triton", "a check"), fused=True)
+    return Choice(device, dtype, Backend("triton", "a check"), eager="a check", fused=True)
 
 
 # ── whole steps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -255,12 +255,15 @@ POOL = 11
 """So few blocks that somebody is preempted."""
 
 
-def _steps() -> Iterator[tuple[str, Check]]:
+def _steps(device: Device) -> Iterator[tuple[str, Check]]:
     yield "swap: what is stored comes back into other blocks", _swap
     yield "copies: moved blocks hold what their sources held", _copies
     for depth in (1, 2):
         yield f"answers at depth {depth} are those of the reference", partial(_answers, depth=depth)
     yield "answers are the same at both depths", _both_depths
+    if device.graphs:
+        for depth in (1, 2):
+            yield f"captured steps at depth {depth} answer as others do", partial(_captured, depth=depth)
 
 
 def _swap(device: Device) -> None:
@@ -303,9 +306,17 @@ def _both_depths(device: Device) -> None:
     assert overlapped.endings == alone.endings
 
 
-def _on_device(device: Device, weights: ArrayWeights, *, depth: int) -> Ride:
-    """With all kernels on a GPU; the interpreter would take minutes for answers."""
-    choice = _kernels(device) if device.capability else _plain(device)
+def _captured(device: Device, *, depth: int) -> None:
+    """With everything that is told of tokens."""
+    weights, choice = random_weights(EVERYTHING), _kernels(device)
+    eager, captured = (_on_device(device, weights, depth=depth, choice=one) for one in (choice, replace(choice, eager=None)))
+    assert captured.tokens == eager.tokens
+    assert [step.outputs for step in captured.steps] == [step.outputs for step in eager.steps]
+
+
+def _on_device(device: Device, weights: ArrayWeights, *, depth: int, choice: Choice | None = None) -> Ride:
+    """With all kernels on a GPU, unless `choice` says something else; the interpreter would take minutes for answers."""
+    choice = choice or (_kernels(device) if device.capability else _plain(device))
     executor = torch_executor(EVERYTHING, weights, choice=choice, num_blocks=POOL, max_tokens=256, max_rows=4)
     return _ridden(executor, depth=depth)
 

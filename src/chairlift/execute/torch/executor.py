@@ -136,6 +136,10 @@ class TorchExecutor:
             max_rows=max_rows,
             max_model_len=max_model_len,
             num_host_blocks=num_host_blocks,
+            attention=attention,
+            recorder=recorder,
+            on_compile=on_compile,
+            on_graph=on_graph,
             clock=clock,
         )
 
@@ -152,6 +156,10 @@ class TorchExecutor:
         max_rows: int,
         max_model_len: int | None = None,
         num_host_blocks: int = 0,
+        attention: Attention | None = None,
+        recorder: Recorder | None = None,
+        on_compile: Callable[[], None] | None = None,
+        on_graph: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "TorchExecutor":
         """As `load`, of weights that are on the device already, in the type that is chosen."""
