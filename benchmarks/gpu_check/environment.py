@@ -14,7 +14,7 @@ from gpu_check.records import Figure, Record
 from gpu_check.report import COPY, MATRIX
 from gpu_check.setting import Setting
 
-PACKAGES = ("torch", "triton", "transformers", "numpy", "flashinfer-python", "flash-attn", "kernels")
+PACKAGES = ("torch", "triton", "transformers", "numpy", "flashinfer-python", "flash-attn", "kernels", "psutil")
 REPEATS = 10
 """Of one operation in a run."""
 

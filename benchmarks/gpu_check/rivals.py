@@ -205,7 +205,9 @@ def twin(description: Description, weights: ModelWeights, device: Device) -> Any
     model.load_state_dict(_state(description, weights), strict=True, assign=True)
     # Its tables are no parameters, and those that were made on "meta" have no numbers.
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device.on)
-    return model.eval()
+    if find_spec("kernels") and not find_spec("flash_attn"):
+        model._supports_flash_attn = False  # noqa: SLF001  (it would ask the network for one)
+    return model.requires_grad_(False).eval()
 
 
 def _state(description: Description, weights: ModelWeights) -> dict[str, torch.Tensor]:

@@ -55,8 +55,10 @@ that magnify errors."""
 ATTENTION = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of outputs about 1 wide."""
 
-INTERPRETED = ("everything",)
-"""Variants whose decoders run in the interpreter as well."""
+FEW = ("plain", "window", "everything")
+"""Variants whose decoders run with the kernels in bfloat16, too: each is compiled for itself."""
+INTERPRETED = ("everything", torch.float32)
+"""The one that runs in the interpreter."""
 MIXED = ((1, 45), (7, 30), (1, 1), (3, 0), (1, 0), (4, 4))
 """A next token, a chunk, a first token, two pads and a prompt: tokens of the row, and what its last one sees."""
 
@@ -96,7 +98,7 @@ def _operations(device: Device) -> Iterator[tuple[str, Check]]:
         yield f"sum and norm, {words}", partial(_add_norm, rows=rows, size=hidden, dtype=dtype)
         for activation in ACTIVATIONS:
             yield f"gate {activation}, {words}", partial(_gate, activation=activation, rows=rows, size=mlp, dtype=dtype)
-        for head_dim in (64, 80, 128, 256):
+        for head_dim in (64, 80, 128, 256) if dtype == torch.bfloat16 else (128,):
             sizes = {"tokens": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": 16, "seed": 3}
             for normed in (False, True):
                 name = f"rotate and store, heads of {head_dim}{', with norms' * normed}, {words}"
@@ -136,13 +138,14 @@ def _both() -> tuple[Ops, Ops]:
 
 
 def _attention(device: Device) -> Iterator[tuple[str, Check]]:
-    dims = (64, 80, 96, 128, 256) if device.capability else (16, 64)
+    """Every type and size of heads is compiled for itself, so not all are tried with all."""
+    every, one = ((64, 80, 96, 128, 256), 128) if device.capability else ((16, 64), 16)
     for dtype in ATTENTION:
-        for head_dim in dims:
+        dims = every if dtype == torch.bfloat16 else (one,)
+        for head_dim, window in [*((head_dim, None) for head_dim in dims), (one, 20)]:
             heads = Heads(heads=8, kv_heads=2, head_dim=head_dim, block_size=16, scale=SCALE, dtype=dtype)
-            for window in (None, 20):
-                name = f"attention, heads of {head_dim}, {f'window {window}' if window else 'no window'}, {_words(dtype)}"
-                yield name, partial(_attend, case=Case(heads, MIXED, window))
+            name = f"attention, heads of {head_dim}, {f'window {window}' if window else 'no window'}, {_words(dtype)}"
+            yield name, partial(_attend, case=Case(heads, MIXED, window))
     if device.capability:
         heads = Heads(heads=8, kv_heads=2, head_dim=128, block_size=16, scale=128**-0.5, dtype=torch.bfloat16)
         yield "attention, long rows", partial(_attend, case=Case(heads, ((1, 3000), (200, 1500), (1, 17)), None))
@@ -220,7 +223,7 @@ def _logits(device: Device) -> Iterator[tuple[str, Check]]:
         for name, description in VARIANTS.items():
             variant = partial(_against_the_reference, description=description)
             yield f"logits, {name}, PyTorch, {_words(dtype)}", partial(variant, of=partial(_plain, dtype=dtype))
-            if device.capability or (name in INTERPRETED and dtype == torch.float32):
+            if (device.capability and (dtype == torch.float32 or name in FEW)) or (name, dtype) == INTERPRETED:
                 yield f"logits, {name}, kernels, {_words(dtype)}", partial(variant, of=partial(_kernels, dtype=dtype))
 
 
