@@ -158,6 +158,7 @@ def test_bytes_are_written_for_people() -> None:
                 {"dtype": "float32"},
                 {"attention_backend": "reference"},
                 {"enforce_eager": True},
+                {"tensor_parallel_size": 2},
             )
         ),
         (EngineOptions(executor="torch", threads=1), "threads is a setting of the executor cpu, not of torch"),
@@ -249,6 +250,21 @@ def test_steps_overlap_on_the_cpu_only_if_that_is_asked_for(asked: bool | None, 
     """The executor in PyTorch computes there as it is asked: results would only come later."""
     options = EngineOptions(executor="torch", device="cpu", async_scheduling=asked)
     assert fit(MODEL, options, free_bytes=GIB).config.depth == depth
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed")
+def test_ranks_on_the_cpu_share_its_memory() -> None:
+    options = EngineOptions(executor="torch", device="cpu", preemption_mode="swap", swap_space=0.25)
+    sizes = [fit(MODEL, replace(options, tensor_parallel_size=ranks), free_bytes=GIB) for ranks in (1, 2)]
+    assert [one.free_bytes for one in sizes] == [GIB, GIB // 2]
+    assert [one.apiece(GIB) for one in sizes] == ["1.0 GiB", "1.0 GiB a rank"]
+    assert sizes[1].computes.words.startswith("torch: 2 ranks (gloo), cpu, ")
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed")
+def test_no_ranks_at_all_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size must be at least 1, not 0"):
+        check_options(EngineOptions(executor="torch", device="cpu", tensor_parallel_size=0))
 
 
 @pytest.mark.parametrize("executor", [name for name in EXECUTORS if name != "torch" or find_spec("torch")])

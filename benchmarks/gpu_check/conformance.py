@@ -13,7 +13,7 @@ from typing import Any
 from gpu_check.setting import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
-SUITES = ("tests/gpu",)
+SUITES = ("tests/gpu", "tests/execute/torch/test_on_device.py")
 NEEDED = ("pytest", "hypothesis", "pytest_asyncio")
 """By the tests, or by how they are set up."""
 MOST_TOLD = 20

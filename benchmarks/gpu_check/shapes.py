@@ -141,8 +141,8 @@ def _ones(description: Description, device: Device) -> Tensor:
 def executor(
     sizes: Sizes, weights: ModelWeights, choice: Choice, *, rows: int, longest: int, num_blocks: int | None = None
 ) -> TorchExecutor:
-    """With blocks for `rows` rows of `longest` tokens, unless it is said how many there are."""
-    return TorchExecutor.build(
+    """Ready to serve, with blocks for `rows` rows of `longest` tokens, unless it is said how many there are."""
+    built = TorchExecutor.build(
         sizes.description,
         weights,
         choice=choice,
@@ -152,3 +152,5 @@ def executor(
         max_rows=rows,
         max_model_len=longest,
     )
+    built.prepare(choice, on_compile=lambda: None)
+    return built

@@ -60,6 +60,10 @@ class Fit:
         """How many requests of the longest length fit at once."""
         return self.kv.full_contexts(self.config.block_size)
 
+    def apiece(self, count: int) -> str:
+        """Bytes for people: "1.2 GiB", or "1.2 GiB a rank" if there are several."""
+        return gib(count) if self.computes.ranks == 1 else f"{gib(count)} a rank"
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -108,7 +112,7 @@ def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
         )
     host = _host_blocks(options, kv)
     host_bytes = host * (kv.kv_bytes // kv.num_blocks)
-    left = machine_bytes if place.apart else room - kv.kv_bytes
+    left = machine_bytes // place.ranks if place.apart else room - kv.kv_bytes
     if host_bytes > left:
         raise ConfigError(
             f"a swap space of {gib(host_bytes)} does not fit into the {gib(left)} that are left: lower swap_space"

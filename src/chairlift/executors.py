@@ -22,6 +22,7 @@ from chairlift.options import AUTO, SWAP, EngineOptions
 
 if TYPE_CHECKING:
     from chairlift.execute.cpu.options import CpuOptions
+    from chairlift.execute.torch.parallel.channel import Sizes
 
 FLOAT32_BYTES = 4
 FLOAT_TYPES = ("F32", "F16", "BF16")
@@ -42,18 +43,24 @@ class Computes:
     """Where the tensors are, if not in the machine's own memory by nature."""
     kernels: str | None = None
     """In words: which implementations were chosen, and why."""
+    ranks: int = 1
+    """Processes that compute every step together. All sizes in memory are those of one."""
+    transport: str | None = None
+    """How they are connected, if there are several."""
 
     @property
     def words(self) -> str:
         """As in "cpu: avx2, 2 threads, weights as the file holds them, KV f16"."""
         threads = None if self.threads is None else "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        parts = (self.device, self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}", self.kernels)
+        ranks = None if self.ranks == 1 else f"{self.ranks} ranks ({self.transport})"
+        parts = (ranks, self.device, self.isa, threads, f"weights {self.weights}", f"KV {self.kv_cache_dtype}", self.kernels)
         return f"{self.executor}: " + ", ".join(part for part in parts if part)
 
     @property
     def arithmetic(self) -> tuple[str, ...]:
         """What the logits depend on."""
-        chosen = (self.device, self.kernels)
+        ranks = None if self.ranks == 1 else str(self.ranks)
+        chosen = (self.device, self.kernels, ranks)
         return (self.executor, self.weights, self.kv_cache_dtype, *(part for part in chosen if part is not None))
 
 
@@ -74,6 +81,8 @@ class Room:
     share: float = DEFAULT_SHARE
     apart: bool = False
     """It is not the machine's own, in which nothing else is then taken."""
+    ranks: int = 1
+    """Each has so much room to itself; what it takes of the machine's own memory, each takes as well."""
 
 
 class Prospect(Protocol):
@@ -228,6 +237,7 @@ class _Torch:
         from chairlift.execute.torch import options as torch_options
 
         self._model, self._options = model, options
+        self._ranks = options.tensor_parallel_size
         self._choice = torch_options.resolve(
             options.device,
             options.dtype,
@@ -239,8 +249,15 @@ class _Torch:
     @property
     def computes(self) -> Computes:
         choice = self._choice
-        weights, kernels = f"in {choice.dtype_name}", choice.kernels(self._options.max_num_seqs)
-        return Computes("torch", weights, choice.kv, device=choice.device.words, kernels=kernels)
+        return Computes(
+            "torch",
+            f"in {choice.dtype_name}",
+            choice.kv,
+            device=choice.device.words,
+            kernels=choice.kernels(self._options.max_num_seqs),
+            ranks=self._ranks,
+            transport=None if self._ranks == 1 else choice.device.transport,
+        )
 
     @property
     def footprint(self) -> Footprint:
@@ -255,41 +272,59 @@ class _Torch:
             longest=options.max_model_len or description.context,
             block_size=options.block_size,
             swaps=options.preemption_mode == SWAP,
+            ranks=self._ranks,
         )
 
     def room(self, free_bytes: int) -> Room:
+        from chairlift.execute.torch.parallel.executor import least_free_bytes
         from chairlift.execute.torch.sizing import DEVICE_SHARE
 
-        own = self._choice.device.free_bytes()
-        return Room(free_bytes) if own is None else Room(own, DEVICE_SHARE, apart=True)
+        own = least_free_bytes(self._choice.device, self._ranks)
+        if own is None:
+            return Room(free_bytes // self._ranks, ranks=self._ranks)
+        return Room(own, DEVICE_SHARE, apart=True, ranks=self._ranks)
 
     def load(self, config: EngineConfig, *, kernels: Path | None, watch: Watch) -> GaugedExecutor:  # noqa: ARG002  (Triton has its own)
         from chairlift.execute.torch.executor import TorchExecutor
+        from chairlift.execute.torch.parallel.executor import ParallelExecutor
 
         watch.on_tensor(0, 1)
-        return TorchExecutor.load(
-            self._model.description,
-            self._model.weights,
-            choice=self._choice,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_tokens=config.max_num_batched_tokens,
-            max_rows=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            num_host_blocks=config.num_host_blocks,
-            on_tensor=watch.on_tensor,
-            on_compile=watch.on_compile,
-            on_graph=watch.on_graph,
-        )
+        sizes: Sizes = {
+            "num_blocks": config.num_blocks,
+            "block_size": config.block_size,
+            "max_tokens": config.max_num_batched_tokens,
+            "max_rows": config.max_num_seqs,
+            "max_model_len": config.max_model_len,
+            "num_host_blocks": config.num_host_blocks,
+        }
+        model, choice = self._model, self._choice
+        if self._ranks > 1:
+            return ParallelExecutor.load(
+                model,
+                choice=choice,
+                size=self._ranks,
+                sizes=sizes,
+                on_tensor=watch.on_tensor,
+                on_compile=watch.on_compile,
+                on_graph=watch.on_graph,
+            )
+        executor = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
+        executor.prepare(choice, on_compile=watch.on_compile, on_graph=watch.on_graph)
+        return executor
 
 
 def _check_torch(options: EngineOptions) -> None:
     _check_owners(options, "torch")
     if find_spec("torch") is None:
         raise ConfigError("the executor torch needs the extra gpu: pip install chairlift[gpu]")
+    if options.tensor_parallel_size < 1:
+        raise ConfigError(f"tensor_parallel_size must be at least 1, not {options.tensor_parallel_size}")
     from chairlift.execute.torch import options as torch_options
 
-    torch_options.resolve(options.device, options.dtype, options.attention_backend, enforce_eager=options.enforce_eager)
+    choice = torch_options.resolve(
+        options.device, options.dtype, options.attention_backend, enforce_eager=options.enforce_eager
+    )
+    choice.device.ranks(options.tensor_parallel_size)
 
 
 def _torch_overlaps(options: EngineOptions) -> bool:
@@ -323,7 +358,7 @@ EXECUTORS: Mapping[str, Kind] = MappingProxyType(
 
 _OWNERS = {
     "cpu": ("threads", "isa", "quantization", "kv_cache_dtype"),
-    "torch": ("device", "dtype", "attention_backend", "enforce_eager"),
+    "torch": ("device", "dtype", "attention_backend", "enforce_eager", "tensor_parallel_size"),
 }
 """Settings that only one executor has."""
 

@@ -50,4 +50,5 @@ class EngineOptions:
     dtype: str = AUTO
     attention_backend: str = AUTO
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1
     async_scheduling: bool | None = None

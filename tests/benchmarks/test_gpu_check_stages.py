@@ -85,12 +85,13 @@ def test_the_first_measurement_does_not_count(tmp_path: Path) -> None:
 def test_random_weights_are_laid_out_as_those_that_are_read() -> None:
     from dataclasses import fields
 
+    from chairlift.execute.torch.parallel.shards import Share
     from chairlift.execute.torch.weights import read as read_weights
     from chairlift.models.dummy import DummyWeights
 
     description = TINY.description
     made = random_weights(description, device=CPU, dtype=torch.float32)
-    loaded = read_weights(description, DummyWeights(description.layout()), device=CPU, dtype=torch.float32)
+    loaded = read_weights(Share(description), DummyWeights(description.layout()), device=CPU, dtype=torch.float32)
 
     def shapes(weights: ModelWeights) -> list[object]:
         layers = [getattr(layer, field.name) for layer in weights.layers for field in fields(layer)]

@@ -43,7 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 @pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed")
 @pytest.mark.parametrize("flag", ["--async-scheduling", "--no-async-scheduling"])
 def test_a_server_in_pytorch_says_so_and_answers(flag: str) -> None:
-    asked = ("--executor", "torch", "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "reference", flag)
+    asked = ("--executor", "torch", "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "reference")
+    asked = (*asked, "--enforce-eager", flag)
     with chairlift("serve", "dummy:tiny", "--port", "0", *asked, OMP_NUM_THREADS="1") as process:
         said = "torch: cpu, weights in bfloat16, KV bf16, attention reference (asked for), other kernels torch"
         more = ", two steps in flight" if flag == "--async-scheduling" else ""

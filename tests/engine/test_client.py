@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from engines import NEXT, config
 from executors import ShadowExecutor, scripted_logprobs, solo
 from virtual import GREEDY, request
 
-from chairlift.core.errors import NeverFits, QueueFull, Refused, Unavailable
+from chairlift.core.errors import ExecutorLost, NeverFits, QueueFull, Refused, Unavailable
 from chairlift.core.events import Step
 from chairlift.core.types import Plan, Result, Stopping
 from chairlift.engine.client import Delta, EngineClient, Stream
@@ -22,11 +22,12 @@ from chairlift.engine.client import Delta, EngineClient, Stream
 class GatedExecutor(ShadowExecutor):
     """Computes a step only when the test lets it; or raises in the steps that are `broken`."""
 
-    def __init__(self, *, gated: bool = False, broken: Container[int] = ()) -> None:
+    def __init__(self, *, gated: bool = False, broken: Container[int] = (), error: Exception | None = None) -> None:
         super().__init__(200, 4, NEXT)
         self.permits = threading.Semaphore(0 if gated else 10**9)
         self.launched = threading.Semaphore(0)
         self.broken = broken
+        self.error = error or ValueError("the adder is broken")
 
     def launch(self, plan: Plan) -> None:
         super().launch(plan)
@@ -36,7 +37,7 @@ class GatedExecutor(ShadowExecutor):
         self.permits.acquire()
         if self.next_up.step in self.broken:
             self.drop()
-            raise ValueError("the adder is broken")
+            raise self.error
         return super().collect()
 
 
@@ -338,6 +339,38 @@ async def test_an_engine_that_keeps_failing_answers_everyone_and_says_so(depth: 
             client.submit(request("late", range(5)))
     ends = [output.seq_id for step in recorder.steps for output in step.outputs if output.finish]
     assert (sorted(ends), recorder.steps[-1].snapshot.waiting) == ([str(number) for number in range(6)], 0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_an_executor_that_is_gone_is_not_tried_again(depth: int, caplog: pytest.LogCaptureFixture):
+    executor, recorder = GatedExecutor(broken=[2], error=ExecutorLost("rank 1 is gone")), Recorder()
+    async with engine(executor, sinks=[recorder], max_num_seqs=2, depth=depth) as client:
+        answers = await asyncio.gather(*(read(client.submit(request(str(n), range(5), 9))) for n in range(6)))
+        assert [deltas[-1].finish for deltas in answers] == ["error"] * 6
+        assert {deltas[-1].stop_reason for deltas in answers} == {"the engine has failed: rank 1 is gone"}
+        assert client.health() == "failed"
+    assert executor.plans[-1].step <= 1 + depth
+    ends = [output.seq_id for step in recorder.steps for output in step.outputs if output.finish]
+    assert sorted(ends) == [str(number) for number in range(6)]
+    assert ("the engine has failed: rank 1 is gone" in caplog.text, "Traceback" in caplog.text) == (True, False)
+
+
+class Mortal(GatedExecutor):
+    """Hands out what it is told to call when it is lost."""
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        self.lost = lost
+
+
+async def test_an_executor_that_is_lost_while_nothing_runs_ends_the_engine():
+    executor = Mortal()
+    async with engine(executor) as client:
+        await read(client.submit(request("a", range(5), 9)))
+        executor.lost("rank 1 is gone")
+        await asyncio.to_thread(client._loop._thread.join)
+        assert client.health() == "failed"
+        with pytest.raises(Unavailable, match="the engine has failed: rank 1 is gone"):
+            client.submit(request("late", range(5)))
 
 
 async def test_an_engine_is_closed_while_two_steps_are_in_flight():

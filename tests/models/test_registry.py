@@ -8,7 +8,7 @@ from model_files import hf_folder, tiny_gguf
 from silent import Silent
 
 from chairlift.core.errors import ModelError
-from chairlift.models.registry import Sources, any_tokenizer, cached, load, resolve, user_sources
+from chairlift.models.registry import Sources, any_tokenizer, cached, load, reopen, resolve, user_sources
 
 
 class NoIndex:
@@ -45,6 +45,24 @@ def test_a_path_of_a_folder(tmp_path: Path, sources: Sources) -> None:
     model = load(str(hf_folder(tmp_path / "my-model-1.5")) + "/", sources)
     assert (model.name, model.tokenizer.kind) == ("my-model-1.5", "json")
     model.close()
+
+
+def test_another_process_opens_the_same_model(tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_gguf(tmp_path / "tiny.gguf")
+    hf_folder(tmp_path / "folder")
+    monkeypatch.chdir(tmp_path)
+    models = [load(spec, sources) for spec in ("tiny.gguf", "folder", "dummy:tiny")]
+    monkeypatch.chdir("/")
+    for model in models:
+        again = reopen(model.reference)
+        assert (again.description, again.quantization) == (model.description, model.quantization)
+        again.close()
+        model.close()
+
+
+def test_a_model_that_has_gone_cannot_be_opened_again() -> None:
+    with pytest.raises(ModelError, match=r"/gone\.gguf: there is no such file or folder"):
+        reopen("/gone.gguf")
 
 
 @pytest.mark.parametrize(

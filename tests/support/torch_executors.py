@@ -9,6 +9,7 @@ from chairlift.execute.torch.attention.backends import Attention
 from chairlift.execute.torch.device import Recorder
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice, resolve
+from chairlift.execute.torch.parallel.group import ALONE, Group
 from chairlift.models.description import Description, Weights
 
 PLAIN_CHOICE = resolve("cpu", "float32", "reference")
@@ -26,15 +27,17 @@ def torch_executor(
     block_size: int = CASE_BLOCK,
     max_tokens: int = 512,
     max_rows: int = 16,
+    num_host_blocks: int = 0,
     choice: Choice = PLAIN_CHOICE,
     attention: Attention | None = None,
     recorder: Recorder | None = None,
+    group: Group = ALONE,
 ) -> TorchExecutor:
     """In float32 on the CPU, and with attention row by row, unless `choice` or `attention` says something else.
 
     If there is a `recorder`, it captures decode steps.
     """
-    return TorchExecutor.load(
+    executor = TorchExecutor.load(
         description,
         weights,
         choice=replace(choice, eager=None) if recorder else choice,
@@ -43,8 +46,12 @@ def torch_executor(
         max_tokens=max_tokens,
         max_rows=max_rows,
         attention=attention,
-        recorder=recorder,
+        num_host_blocks=num_host_blocks,
+        group=group,
     )
+    if recorder:
+        executor.capture(recorder)
+    return executor
 
 
 def one_thread() -> None:

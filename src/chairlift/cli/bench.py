@@ -95,6 +95,7 @@ def engine(
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
     enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     async_scheduling: options.AsyncScheduling = None,
     json: options.Json = None,
 ) -> None:
@@ -132,6 +133,7 @@ def engine(
         dtype=dtype,
         attention_backend=attention_backend,
         enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
         async_scheduling=async_scheduling,
     )
     compose.check_options(asked)

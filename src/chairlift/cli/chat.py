@@ -40,6 +40,7 @@ def chat(
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
     enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     chat_template: options.ChatTemplateFile = None,
 ) -> None:
     """Talk with a model in the terminal.
@@ -64,6 +65,7 @@ def chat(
         dtype=dtype,
         attention_backend=attention_backend,
         enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
     )
     options.check_stops(stop)
     asked = Asked(Wishes(temperature, top_k, top_p, min_p, seed), max_tokens, tuple(stop or ()))

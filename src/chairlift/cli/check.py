@@ -31,6 +31,7 @@ def check(
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
     enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     json: options.Json = None,
 ) -> None:
     """Say what a model is and whether it fits here.
@@ -57,6 +58,7 @@ def check(
         dtype=dtype,
         attention_backend=attention_backend,
         enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
     )
     compose.check_options(asked)
     opened = registry.load(model, sources(user_console()))
@@ -102,8 +104,6 @@ def _figures(model: "Model", fit: "Fit") -> dict[str, Any]:
 
 
 def _lines(figures: dict[str, Any], fit: "Fit") -> list[str]:
-    from chairlift.compose import gib
-
     shrunk = f", {figures['max_model_len']:,} of them in use" if figures["max_model_len"] < figures["context"] else ""
     blocks = f"{figures['kv_blocks']:,} blocks, {figures['kv_tokens']:,} tokens, {figures['full_contexts']} full contexts"
     return [
@@ -114,7 +114,7 @@ def _lines(figures: dict[str, Any], fit: "Fit") -> list[str]:
         f"  tokenizer      {figures['tokenizer']}",
         f"  chat template  {'there is one' if figures['chat_template'] else NO_TEMPLATE}",
         f"  compute        {fit.computes.words}",
-        f"  weights        {gib(fit.weight_bytes)} in memory",
-        f"  activations    {gib(fit.work_bytes)}, logits and all else that a step works in",
-        f"  KV cache       {gib(figures['kv_bytes'])}: {blocks}",
+        f"  weights        {fit.apiece(fit.weight_bytes)} in memory",
+        f"  activations    {fit.apiece(fit.work_bytes)}, logits and all else that a step works in",
+        f"  KV cache       {fit.apiece(fit.kv.kv_bytes)}: {blocks}",
     ]

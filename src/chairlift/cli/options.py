@@ -193,6 +193,14 @@ EnforceEager = Annotated[
         show_default=False,
     ),
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="GPUs that compute every step of --executor torch together, each with a part of every matrix.",
+    ),
+]
 KvLayout = Annotated[
     str,
     typer.Option(

@@ -35,6 +35,7 @@ def run(
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
     enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     chat_template: options.ChatTemplateFile = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print tokens and rates to standard error afterwards.")] = False,
     json: options.Json = None,
@@ -64,6 +65,7 @@ def run(
         dtype=dtype,
         attention_backend=attention_backend,
         enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
     )
     if system is not None and raw:
         raise typer.BadParameter("--raw completes the prompt as it is: there is no place for --system")

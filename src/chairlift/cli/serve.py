@@ -254,6 +254,7 @@ def serve(
     dtype: options.Dtype = AUTO,
     attention_backend: options.AttentionBackend = AUTO,
     enforce_eager: options.EnforceEager = False,
+    tensor_parallel_size: options.TensorParallelSize = 1,
     async_scheduling: options.AsyncScheduling = None,
     max_num_queued_reqs: Annotated[
         int,
@@ -336,6 +337,7 @@ def serve(
         dtype=dtype,
         attention_backend=attention_backend,
         enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
         async_scheduling=async_scheduling,
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,

@@ -138,12 +138,12 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
     shrunk = fit.config.max_model_len < fit.context and asked.engine.max_model_len is None
     why = f": as much as fits, the model could have {fit.context:,}" if shrunk else ""
     pool = f"{fit.config.num_blocks:,} blocks of {fit.config.block_size} tokens, room for {fit.full_contexts:.1f} full contexts"
-    weights = f"{model.quantization}, {compose.gib(fit.weight_bytes)} in memory"
+    weights = f"{model.quantization}, {fit.apiece(fit.weight_bytes)} in memory"
     return [
         f"model     {', '.join(names)}: {model.description.architecture}, {weights}",
         f"compute   {fit.computes.words}{', two steps in flight' if fit.config.depth == 2 else ''}",
         f"context   {fit.config.max_model_len:,} tokens{why}",
-        f"KV cache  {compose.gib(fit.kv.kv_bytes)}: {pool}",
+        f"KV cache  {fit.apiece(fit.kv.kv_bytes)}: {pool}",
         *([f"swap      {_swap(fit)}"] if fit.config.num_host_blocks else []),
         *([f"layout    {ONE_RUN}"] if fit.config.kv_layout == "contiguous" else []),
         f"order     {fit.config.scheduling_policy}; {_who(asked.settings)}",
@@ -157,7 +157,7 @@ def banner(engine: compose.Engine, asked: Asked, address: str) -> list[str]:
 def _swap(fit: compose.Fit) -> str:
     blocks = fit.config.num_host_blocks
     contexts = blocks / -(-fit.config.max_model_len // fit.config.block_size)
-    return f"{compose.gib(fit.host_bytes)} of host memory: {blocks:,} blocks, room for {contexts:.1f} full contexts"
+    return f"{fit.apiece(fit.host_bytes)} of host memory: {blocks:,} blocks, room for {contexts:.1f} full contexts"
 
 
 def _who(settings: Settings) -> str:

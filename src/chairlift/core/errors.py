@@ -45,6 +45,10 @@ class Unavailable(Refused):
     """The engine takes no requests: it is shutting down, or it has failed."""
 
 
+class ExecutorLost(ChairliftError):
+    """The executor is gone for good: no plan will ever be computed again, whoever is to blame for that."""
+
+
 class NothingAllowed(ChairliftError):
     """A draw from which every token is excluded, by a mask, a ban, or both together."""
 

@@ -1,6 +1,7 @@
 """What the core asks of the world. Anything that has these methods will do; nothing inherits from them."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from chairlift.core.costs import Limits, ModelCost
 from chairlift.core.events import Step
@@ -13,7 +14,7 @@ class Executor(Protocol):
     As many plans may be in flight as the engine's configuration says (`depth`). They are done in the order in which they were
     launched, each as if the one before had ended: blocks that an earlier plan wrote may be written again. The rows of a plan in
     flight may belong to somebody who has ended meanwhile; they are computed all the same. After one of the two has raised,
-    nothing is in flight any more, and plans can be launched again.
+    nothing is in flight any more, and plans can be launched again; but after ExecutorLost nothing can be done but to close it.
 
     An executor keeps keys and values in blocks of the size and number it was built with. It knows no requests: rows say all.
     """
@@ -21,6 +22,15 @@ class Executor(Protocol):
     def launch(self, plan: Plan) -> None: ...
     def collect(self) -> Result: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Perishable(Protocol):
+    """An executor that may be lost while it has nothing to do."""
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """`lost` is called once, by some thread, if nothing can be computed any more, and is told why."""
+        ...
 
 
 class Gauge(Protocol):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from chairlift.cache.prefix import prefix_index
 from chairlift.core.config import EngineConfig
 from chairlift.core.events import Admitted, End, Step, Submit, Told
-from chairlift.core.ports import Executor
+from chairlift.core.ports import Executor, Perishable
 from chairlift.core.types import Plan, Result, Snapshot, Standing
 from chairlift.schedule.presets import preset
 from chairlift.schedule.scheduler import Scheduler
@@ -104,6 +104,11 @@ class EngineCore:
         for sequence in list(self.scheduler.sequences):
             self.scheduler.end(sequence.id, "error", message)
         return self._report(now, _Flight(Plan(step=-1, work=()), self.scheduler.snapshot(), (), ahead=False))
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """`lost` is called, by any thread, if the executor is lost without being asked for anything."""
+        if isinstance(self._executor, Perishable):
+            self._executor.watch(lost)
 
     def close(self) -> None:
         self._executor.close()

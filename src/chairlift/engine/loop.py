@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from chairlift.core.errors import ExecutorLost
 from chairlift.core.events import Health, Step
 from chairlift.core.ports import Sink
 from chairlift.engine.core import Command, EngineCore
@@ -42,6 +43,8 @@ class EngineLoop:
         self._closing = False
         self.failure: str | None = None
         """Why the engine has ended, if it did by a fault."""
+        self._lost: str | None = None
+        """Why the executor is gone, if that was told while it had nothing to do."""
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -74,26 +77,30 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             self._loop()
+        except ExecutorLost as error:
+            log.error("the engine has failed: %s", error)
+            self._end(error)
         except Exception as error:
             log.exception("the engine has failed")
-            self.failure = f"the engine has failed: {error}"
-            self._abandon(self.failure)
-            self._failed(self.failure)
+            self._end(error)
         finally:
             self._core.close()
 
     def _loop(self) -> None:
+        self._core.watch(self._lose)
         while not self._closing:
             self._wake.clear()
+            if self._lost is not None:
+                raise ExecutorLost(self._lost)
             self._step_began = self.clock()
             try:
                 step = self._core.step(self._step_began)
+            except ExecutorLost as error:
+                self._fail_step(error)
+                raise
             except Exception as error:
                 log.exception("a step has failed")
-                failed = self._core.fail_step(self.clock(), f"the model could not be run: {error}")
-                if failed is not None:
-                    self._tell(failed)
-                if failed is None or self._core.doubts >= MAX_DOUBTS:
+                if not self._fail_step(error) or self._core.doubts >= MAX_DOUBTS:
                     raise
                 continue
             self._step_began = None
@@ -101,8 +108,24 @@ class EngineLoop:
             if not step.plan.work:
                 self._wake.wait(self._patience(step.wake_at))
 
+    def _lose(self, why: str) -> None:
+        self._lost = why
+        self._wake.set()
+
+    def _fail_step(self, error: Exception) -> bool:
+        """False if it was not the executor that raised."""
+        failed = self._core.fail_step(self.clock(), f"the model could not be run: {error}")
+        if failed is not None:
+            self._tell(failed)
+        return failed is not None
+
     def _patience(self, wake_at: float | None) -> float | None:
         return None if wake_at is None else max(0.0, wake_at - self.clock())
+
+    def _end(self, error: Exception) -> None:
+        self.failure = f"the engine has failed: {error}"
+        self._abandon(self.failure)
+        self._failed(self.failure)
 
     def _abandon(self, message: str) -> None:
         """A last step, in which everyone gets an answer. If the scheduler is what has failed, the client answers alone."""

@@ -148,3 +148,5 @@ class Model:
     defaults: Mapping[str, float]
     quantization: str
     close: Callable[[], None]
+    reference: str = ""
+    """What another process of this machine opens it by (`registry.reopen`); empty if it was made by hand."""

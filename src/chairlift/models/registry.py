@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chairlift.core.errors import ModelError
@@ -56,9 +56,20 @@ def load(spec: str, sources: Sources) -> Model:
     `dummy:PRESET`. ModelError says in one line why it cannot be used.
     """
     if spec.startswith(PREFIX):
-        return load_dummy(spec)
+        return replace(load_dummy(spec), reference=spec)
     path = resolve(spec, sources)
-    return load_folder(path, name=_name(spec)) if path.is_dir() else load_gguf(path, name=_name(spec))
+    opened = load_folder(path, name=_name(spec)) if path.is_dir() else load_gguf(path, name=_name(spec))
+    return replace(opened, reference=str(path.absolute()))
+
+
+def reopen(reference: str) -> Model:
+    """The same model once more, from `Model.reference`; nothing is fetched. ModelError if it is not there any more."""
+    if reference.startswith(PREFIX):
+        return load_dummy(reference)
+    path = Path(reference)
+    if not path.exists():
+        raise ModelError(f"{reference}: there is no such file or folder")
+    return load_folder(path, name=path.name) if path.is_dir() else load_gguf(path, name=path.name)
 
 
 def resolve(spec: str, sources: Sources) -> Path:

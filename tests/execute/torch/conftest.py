@@ -1,4 +1,6 @@
-"""Tests of the executor in PyTorch are collected where PyTorch is installed. Triton's kernels run in its interpreter here."""
+"""Tests of the executor in PyTorch are collected where PyTorch is installed. Triton's kernels run in its interpreter here,
+unless CHAIRLIFT_TEST_DEVICE names a GPU.
+"""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import pytest
 collect_ignore_glob = [] if find_spec("torch") else ["*"]
 
 # Before triton is imported: it looks only then.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1" if os.environ.get("CHAIRLIFT_TEST_DEVICE", "cpu") == "cpu" else "0")
 
 if find_spec("torch"):
     from torch_executors import one_thread

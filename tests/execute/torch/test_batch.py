@@ -14,11 +14,11 @@ SIZE, BLOCKS, ROWS, TOKENS = 4, 9, 4, 30
 NOTHING = torch.zeros(1, dtype=torch.int64)
 
 
-def batches(flights: int = 2) -> Batches:
+def batches(flights: int = 2, max_rows: int = ROWS) -> Batches:
     return Batches(
         Device.pick("cpu"),
         max_tokens=TOKENS,
-        max_rows=ROWS,
+        max_rows=max_rows,
         num_blocks=BLOCKS,
         block_size=SIZE,
         most_blocks=5,
@@ -73,6 +73,29 @@ def test_the_buffers_never_move(steps: list[tuple[Work, ...]]) -> None:
         several = (batch.tokens, batch.positions, batch.slots, batch.bounds, batch.contexts, batch.tables, batch.last)
         places.add(tuple((tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())) for tensor in several))
     assert len(places) == 1
+
+
+@given(steps=steps, count=st.integers(1, ROWS), rows=st.integers(ROWS, 2 * ROWS))
+def test_a_step_that_is_padded_to_some_rows_fills_what_is_captured(
+    steps: list[tuple[Work, ...]], count: int, rows: int
+) -> None:
+    """Whatever steps came before."""
+    filled = batches(max_rows=2 * ROWS)
+    captured = filled.single(rows, furthest=20)
+    for work in steps:
+        filled.fill(work, NOTHING, {})
+    work = [row([at + 7], [at, 8], seq_id=str(at), start=at) for at in range(count)]
+    pads = [row([9], seq_id="p", pad=True)] * (rows - count - 1)
+    batch = filled.fill([*work, *pads], NOTHING, {}, rows=rows)
+    missing = rows - count
+    assert captured.tokens.tolist() == [at + 7 for at in range(count)] + [0] * missing
+    assert captured.contexts.tolist() == list(batch.seen) == [at + 1 for at in range(count)] + [0] * missing
+    assert captured.positions.tolist() == [*range(count)] + [0] * missing
+    assert captured.slots.tolist() == [at * SIZE + at for at in range(count)] + [-1] * missing
+    assert captured.bounds.tolist() == [*range(rows + 1)]
+    assert captured.tables[:count, :2].tolist() == [[at, 8] for at in range(count)]
+    assert (captured.last.tolist(), batch.last.tolist()) == ([*range(rows)], [*range(count)])
+    assert captured.counts == batch.counts == (1,) * rows
 
 
 def test_tokens_that_are_pending_come_out_of_those_that_were_drawn() -> None:

@@ -49,6 +49,24 @@ class TestWithAGpu:
         with pytest.raises(ConfigError, match=f"^device 'cuda:7': this machine has {said}$"):
             Device.pick("cuda:7")
 
+    def test_every_rank_has_a_gpu_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        device = Device.pick("auto")
+        assert (device.ranks(1), device.ranks(3)) == (("cuda:0",), ("cuda:0", "cuda:1", "cuda:2"))
+        assert (Device.pick("cuda:2").ranks(1), device.transport) == (("cuda:2",), "NCCL")
+
+    @pytest.mark.parametrize(
+        ("name", "size", "said"),
+        [
+            ("cuda", 5, "tensor_parallel_size 5: this machine has 4 GPUs"),
+            ("cuda:1", 2, "device 'cuda:1': 2 ranks take the first 2 GPUs, so it can only be cuda"),
+        ],
+    )
+    def test_more_ranks_than_gpus_are_refused(self, name: str, size: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        with pytest.raises(ConfigError, match=f"^{said}$"):
+            Device.pick(name).ranks(size)
+
 
 @pytest.mark.usefixtures("one_gpu")
 class TestWhatIsCapturedOnAGpu:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_flight import BLOCKS_EACH, SAMPLINGS, Text, answers
 from numpy.typing import NDArray
+from ranks import together
 from tiny_decoders import PLAIN, VARIANTS, random_tokens, random_weights, row
 from torch_executors import PLAIN_CHOICE, choice, torch_executor
 from virtual import Ride, request
@@ -26,6 +27,7 @@ from chairlift.execute.reference import ReferenceExecutor
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.graphs import MOST_ROWS, sizes
 from chairlift.execute.torch.options import Choice
+from chairlift.execute.torch.parallel.group import Group
 from chairlift.execute.torch.sizing import captured_bytes, footprint
 from chairlift.models.description import Description
 
@@ -127,18 +129,9 @@ def test_no_step_is_captured_that_is_larger_than_there_may_be() -> None:
 
 def test_capturing_is_told_from_the_first_to_the_last() -> None:
     told = list[tuple[int, int]]()
-    TorchExecutor.load(
-        PLAIN,
-        random_weights(PLAIN),
-        choice=replace(PLAIN_CHOICE, eager=None),
-        num_blocks=4,
-        block_size=4,
-        max_tokens=8,
-        max_rows=3,
-        attention=DenseAttention(scale=PLAIN.attention_scale),
-        recorder=WritingRecorder(),
-        on_graph=lambda done, total: told.append((done, total)),
-    )
+    attention, chosen = DenseAttention(scale=PLAIN.attention_scale), replace(PLAIN_CHOICE, eager=None)
+    captured = torch_executor(PLAIN, random_weights(PLAIN), max_rows=3, choice=chosen, attention=attention)
+    captured.capture(WritingRecorder(), on_graph=lambda done, total: told.append((done, total)))
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
@@ -150,7 +143,7 @@ def bits(executor: TorchExecutor) -> torch.Tensor:
 # ── what they answer ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_any_plans_are_answered_the_same(data: st.DataObject) -> None:
     """Tokens are. Logits of a step of other shapes may differ in their last bits."""
@@ -161,8 +154,8 @@ def test_any_plans_are_answered_the_same(data: st.DataObject) -> None:
     ]
     some = st.lists(st.integers(0, count - 1), min_size=1, unique=True)
     tokens = st.sampled_from([1, 1, 1, 2, 9])
-    steps = [[(at, data.draw(tokens)) for at in step] for step in data.draw(st.lists(some, min_size=3, max_size=12))]
-    asked = {"choices": data.draw(st.integers(1, 3)), "pads": data.draw(st.lists(st.integers(0, 3), max_size=12))}
+    steps = [[(at, data.draw(tokens)) for at in step] for step in data.draw(st.lists(some, min_size=3, max_size=8))]
+    asked = {"choices": data.draw(st.integers(1, 3)), "pads": data.draw(st.lists(st.integers(0, 3), max_size=8))}
     eager = answers(shared(captures=False), prompts, steps, depth=1, **asked)
     for depth in (1, 2):
         captured = answers(shared(captures=True), prompts, steps, depth=depth, **asked)
@@ -214,8 +207,7 @@ def test_capturing_stores_nothing() -> None:
     captured, prompts = executor(recorder=WritingRecorder()), texts(3)
     captured.logits(prompts)
     kept = bits(captured)
-    with torch.inference_mode():
-        captured._graphs.capture(WritingRecorder())
+    captured.capture(WritingRecorder())
     assert torch.equal(bits(captured), kept)
 
 
@@ -256,6 +248,25 @@ def test_answers_through_the_scheduler_are_those_of_the_reference(depth: int) ->
     assert rides[0].preemptions > 0
     assert min(replays(recorder)) > 0
     assert rides[0].tokens == rides[1].tokens
+
+
+def test_ranks_that_compute_together_capture_what_they_say_to_each_other() -> None:
+    def rank(group: Group) -> list[Text]:
+        ours = torch_executor(
+            EVERYTHING,
+            WEIGHTS,
+            max_rows=2,
+            attention=DenseAttention(scale=EVERYTHING.attention_scale),
+            recorder=WritingRecorder(),
+            group=group,
+        )
+        return answers(ours, prompts, steps, depth=2)
+
+    prompts = [(SAMPLINGS[at], random_tokens(5 + at, seed=at)) for at in range(2)]
+    steps = [[(0, 9), (1, 9)], *([[(1, 1), (0, 1)]] * 4)]
+    alone = answers(shared(captures=False), prompts, steps, depth=1)
+    for texts in together(3, rank):
+        assert [text.tokens for text in texts] == [text.tokens for text in alone]
 
 
 def test_triton_s_attention_is_captured() -> None:

@@ -10,6 +10,7 @@ from torch_executors import choice, torch_executor
 
 from chairlift.core.errors import ModelError
 from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.parallel.shards import Share
 from chairlift.execute.torch.sizing import footprint
 from chairlift.execute.torch.weights import ModelWeights, read
 from chairlift.models.description import Description
@@ -19,7 +20,7 @@ CPU = Device.pick("cpu")
 
 
 def loaded(description: Description, weights: ArrayWeights, dtype: torch.dtype = torch.float32) -> ModelWeights:
-    return read(description, weights, device=CPU, dtype=dtype)
+    return read(Share(description), weights, device=CPU, dtype=dtype)
 
 
 def test_queries_keys_and_values_lie_below_each_other() -> None:
@@ -63,7 +64,7 @@ def test_tensors_that_cannot_be_written_to_are_read() -> None:
 def test_progress_counts_every_tensor(name: str) -> None:
     description, seen = VARIANTS[name], list[tuple[int, int]]()
     read(
-        description,
+        Share(description),
         random_weights(description),
         device=CPU,
         dtype=torch.float32,

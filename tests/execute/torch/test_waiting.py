@@ -5,9 +5,11 @@ length, gets an error: on a GPU it would wait.
 """
 
 from array import array
+from collections.abc import Callable
 
 import pytest
 import torch
+from captures import DenseAttention
 from masks import mask_of
 from tiny_decoders import VARIANTS, random_tokens, random_weights, row
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -43,6 +45,24 @@ def test_two_steps_are_asked_for_without_a_look_at_any_number() -> None:
     asked = executor()
     with FakeTensorMode(allow_non_fake_inputs=True):
         asked.launch(plan(0, list(HISTORY[:19]), start=0))
+        asked.launch(plan(1, [PENDING], start=19))
+
+
+def test_a_captured_step_is_filled_and_launched_without_a_look_at_any_number() -> None:
+    class Again:
+        """Captures nothing, and computes what it was given, at once."""
+
+        def __init__(self, run: Callable[[], None]) -> None:
+            self.replay = run
+
+        @classmethod
+        def capture(cls, run: Callable[[], None]) -> "Again":
+            return cls(run)
+
+    attention = DenseAttention(scale=EVERYTHING.attention_scale)
+    asked = torch_executor(EVERYTHING, random_weights(EVERYTHING), attention=attention, recorder=Again)
+    asked.launch(plan(0, list(HISTORY[:19]), start=0))
+    with FakeTensorMode(allow_non_fake_inputs=True):
         asked.launch(plan(1, [PENDING], start=19))
 
 

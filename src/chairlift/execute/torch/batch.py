@@ -106,7 +106,7 @@ class Batches:
     ) -> None:
         """`max_rows` without the one of padding. No row has more than `most_blocks` blocks."""
         self._device = device
-        self._max_tokens, self._max_rows, self._most_blocks = max_tokens, max_rows, most_blocks
+        self.max_tokens, self._max_rows, self._most_blocks = max_tokens, max_rows, most_blocks
         self._num_blocks, self._block_size = num_blocks, block_size
         rows = max_rows + 1
         longs, ints = 4 * max_tokens + rows, 2 * rows + 1
@@ -226,7 +226,7 @@ class Batches:
 
     def _check(self, work: Sequence[Work], rows: Sequence[Work]) -> None:
         total = sum(len(row.tokens) for row in work)
-        assert total <= self._max_tokens, f"a step of {total} tokens: this executor was built for {self._max_tokens}"
+        assert total <= self.max_tokens, f"a step of {total} tokens: this executor was built for {self.max_tokens}"
         assert len(rows) <= self._max_rows, f"a step of {len(rows)} rows: this executor was built for {self._max_rows}"
         for row in rows:
             assert row.tokens, f"{row.seq_id}: a row without tokens"

@@ -1,4 +1,8 @@
-"""The forward pass, once for all architectures that a description can tell. Knows layers; rows are known to attention alone."""
+"""The forward pass, once for all architectures that a description can tell. Knows layers; rows are known to attention alone.
+
+Several ranks may compute it together, each with its share of heads, columns and ids: what attention and MLP add to the residual
+stream is then a sum over all of them, and the stream itself is the same on every rank.
+"""
 
 from collections.abc import Mapping
 
@@ -12,6 +16,8 @@ from chairlift.execute.torch.attention.backends import Attention
 from chairlift.execute.torch.batch import Batch
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.ops import Ops, QKNorm
+from chairlift.execute.torch.parallel.group import ALONE, Group
+from chairlift.execute.torch.parallel.shards import Share
 from chairlift.execute.torch.weights import LayerWeights, ModelWeights
 from chairlift.models.description import Description, Layer, Rope
 
@@ -19,26 +25,27 @@ Turns = tuple[Tensor, Tensor]
 
 
 class Decoder:
-    """Tokens to states to logits. `kv` [layers, blocks, 2, block_size, kv_heads, head_dim] is its caller's."""
+    """Tokens to states to logits. `kv` [layers, blocks, 2, block_size, kv_heads of the rank, head_dim] is its caller's."""
 
     def __init__(
         self,
-        description: Description,
+        share: Share,
         weights: ModelWeights,
         *,
         turns: Mapping[Rope, Turns],
         kv: Tensor,
         ops: Ops,
         attention: Attention,
+        group: Group = ALONE,
     ) -> None:
-        self._description, self._weights = description, weights
+        self._share, self._description, self._weights, self._group = share, share.description, weights, group
         self._turns, self._kv, self._ops, self._attention = turns, kv, ops, attention
 
     def hidden(self, batch: Batch) -> Tensor:
         """The normalised states [rows that draw, hidden] of their last tokens. Keys and values of all tokens are stored."""
         description, ops = self._description, self._ops
         self._attention.plan(batch)
-        stream = self._weights.embed[batch.tokens] * description.embedding_scale
+        stream = self._group.sum(self._share.embedded(self._weights.embed, batch.tokens)) * description.embedding_scale
         out: Tensor | None = None
         for index, (layer, weights) in enumerate(zip(description.layers, self._weights.layers, strict=True)):
             if out is None:
@@ -53,7 +60,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """float32 [rows, vocab] of states [rows, hidden]; in `out` if it is given."""
-        logits = F.linear(hidden, self._weights.head)
+        own = F.linear(hidden, self._weights.head)
+        logits = self._group.gather(own, self._share.vocab_widths)
         return logits.float() if out is None else out.copy_(logits)
 
     def _attend(self, index: int, layer: Layer, weights: LayerWeights, normed: Tensor, batch: Batch) -> Tensor:
@@ -73,13 +81,14 @@ class Decoder:
             norms=self._qk_norms(weights),
         )
         mixed = self._attention.run(index, queries, self._kv[index], layer.window)
-        out = F.linear(mixed.flatten(1), weights.o, weights.o_bias)
+        out = self._group.sum(F.linear(mixed.flatten(1), weights.o, weights.o_bias))
         return out if weights.post_attn_norm is None else self._ops.norm(out, weights.post_attn_norm, description.norm_eps)
 
     def _mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
         """What the MLP adds to the residual stream [tokens, hidden]."""
         gate_up = F.linear(normed, weights.gate_up, weights.gate_up_bias)
-        out = F.linear(self._ops.gate(gate_up, self._description.activation), weights.down, weights.down_bias)
+        gated = self._ops.gate(gate_up, self._description.activation)
+        out = self._group.sum(F.linear(gated, weights.down, weights.down_bias))
         return out if weights.post_mlp_norm is None else self._ops.norm(out, weights.post_mlp_norm, self._description.norm_eps)
 
     def _qk_norms(self, weights: LayerWeights) -> QKNorm | None:

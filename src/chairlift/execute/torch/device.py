@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +23,8 @@ _AUTO, _CPU, _CUDA = "auto", "cpu", "cuda"
 _NUMBERED = re.compile(r"cuda(?::([0-9]{1,3}))?")
 _BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first generation that multiplies bfloat16 in its tensor cores (Ampere)."""
+
+_LOOPBACK = "127.0.0.1"
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -32,9 +36,25 @@ class Mark(Protocol):
         """Returns when everything that was asked of the device before the mark is done."""
         ...
 
+    @property
+    def passed(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+
+class Links(Protocol):
+    """A connection to the other ranks, as `torch.distributed` has it. Of what is returned one waits in the device's order."""
+
+    def allreduce(self, tensors: list[Tensor], options: Any = ..., /) -> Any: ...
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Any: ...
+    def broadcast(self, tensors: list[Tensor], /) -> Any: ...
+    def abort(self) -> None: ...
+
 
 class _Past:
     """A device that has done everything by the time it is asked for the next thing."""
+
+    passed = True
 
     def wait(self) -> None: ...
 
@@ -48,6 +68,10 @@ class _Event:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+    @property
+    def passed(self) -> bool:
+        return self._event.query()
 
 
 class Captured(Protocol):
@@ -71,7 +95,7 @@ class Recorder(Protocol):
         ...
 
 
-class _Graphs:
+class _CudaRecorder:
     """CUDA graphs, which share one pool of memory, as no two of them ever run at once."""
 
     def __init__(self) -> None:
@@ -164,7 +188,7 @@ class Device:
     def recorder(self) -> Recorder:
         """Of a device that has `graphs`, while it is `active`."""
         assert self.graphs, f"{self.words} captures nothing"
-        return _Graphs()
+        return _CudaRecorder()
 
     @property
     def triton(self) -> bool:
@@ -208,6 +232,44 @@ class Device:
         """Waits until the device has nothing to do."""
         if self._cuda:
             torch.cuda.synchronize(self.on)
+
+    def ranks(self, size: int) -> tuple[str, ...]:
+        """The names of the devices of so many ranks, this one for the first. ConfigError if there are not so many."""
+        if not self._cuda or size == 1:
+            return (str(self.on),) * size
+        if self.on.index:
+            raise ConfigError(f"device '{self.on}': {size} ranks take the first {size} GPUs, so it can only be cuda")
+        count = torch.cuda.device_count()
+        if size > count:
+            raise ConfigError(f"tensor_parallel_size {size}: this machine has {count} GPU{'s' * (count != 1)}")
+        return tuple(f"{_CUDA}:{index}" for index in range(size))
+
+    def share(self, size: int) -> None:
+        """So many processes compute at once on this machine: on the CPU, each with its part of the processors."""
+        if not self._cuda:
+            torch.set_num_threads(max(1, torch.get_num_threads() // size))
+
+    def links(self, store: object, *, rank: int, size: int, timeout: timedelta) -> Links:
+        """Connects this one of `size` ranks, which find each other in `store`: its tensors to those of the others.
+
+        A GPU's by NCCL, in the order of its work; the CPU's by gloo, at once, and within this machine only.
+        """
+        dist: Any = torch.distributed  # its types leave these classes half empty
+        if not self._cuda:
+            options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  (the public form takes any interface)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
+            options._timeout = timeout  # noqa: SLF001
+            return dist.ProcessGroupGloo(store, rank, size, options)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout  # noqa: SLF001
+        links = dist.ProcessGroupNCCL(store, rank, size, options)
+        links.eager_connect_single_device(self.on)
+        return links
+
+    @property
+    def transport(self) -> str:
+        """By what ranks are connected, in a word."""
+        return "NCCL" if self._cuda else "gloo"
 
     @property
     def _cuda(self) -> bool:

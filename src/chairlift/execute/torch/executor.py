@@ -6,7 +6,7 @@ Knows plans and results; the arithmetic is the decoder's, drawing the sampler's.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -30,7 +30,9 @@ from chairlift.execute.torch.draws import Telling, Wanted, logprobs, write
 from chairlift.execute.torch.graphs import Graphs
 from chairlift.execute.torch.ops import Ops, TorchOps
 from chairlift.execute.torch.options import Choice
-from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, Sampler, TorchSampler
+from chairlift.execute.torch.parallel.group import ALONE, Group
+from chairlift.execute.torch.parallel.shards import Share
+from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, Drawn, Sampler, TorchSampler
 from chairlift.execute.torch.swap import HostStore
 from chairlift.execute.torch.weights import ModelWeights, read
 from chairlift.models.description import Description, Weights
@@ -73,6 +75,10 @@ class TorchExecutor:
 
     A row with tokens that the model does not have, whose logits are not finite numbers, or that may draw nothing, is reported
     as failed; the others are not touched by it.
+
+    Of a group every rank must be given the same plans in the same order. Rank 0 draws, so the sampling settings of the other
+    ranks' plans mean nothing, and log probabilities are in its results only. What raises in one rank, and not in all, leaves
+    the others waiting for it: the group is of no use any more.
     """
 
     def __init__(
@@ -87,12 +93,14 @@ class TorchExecutor:
         kv: Tensor,
         host: HostStore,
         cost: ModelCost,
+        group: Group = ALONE,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.cost = cost
         self.computed = (0.0, 0.0)
         self._description, self._device, self._decoder, self._batches = description, device, decoder, batches
-        self._graphs, self._sampler, self._kv, self._host, self._clock = graphs, sampler, kv, host, clock
+        self._graphs, self._sampler, self._kv, self._host = graphs, sampler, kv, host
+        self._group, self._clock = group, clock
         self._flights: deque[_Flight] = deque()
         self._drawn = torch.zeros(1, dtype=torch.int64, device=device.on)
         self._drawn_by: dict[str, int] = {}
@@ -112,20 +120,20 @@ class TorchExecutor:
         max_model_len: int | None = None,
         num_host_blocks: int = 0,
         attention: Attention | None = None,
-        recorder: Recorder | None = None,
+        group: Group = ALONE,
         on_tensor: Callable[[int, int], None] | None = None,
-        on_compile: Callable[[], None] | None = None,
-        on_graph: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "TorchExecutor":
         """Reads all weights. `max_tokens` and `max_rows` are the tokens and rows of the largest step there will be.
 
-        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `attention` and
-        `recorder` are those of the choice and its device unless they are given. `on_tensor(done, total)` follows the reading,
-        `on_graph` likewise the capturing of steps, and `on_compile` is called before kernels are compiled.
+        No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `attention` is that
+        of the choice unless it is given. `on_tensor(done, total)` follows the reading. Of a `group` this is one rank: it reads
+        its share of the weights, and has the keys and values of its own heads. ConfigError if the model cannot be cut for so
+        many.
         """
         with choice.device.active(), torch.inference_mode():
-            held = read(description, weights, device=choice.device, dtype=choice.dtype, on_tensor=on_tensor)
+            share = Share(description, group.rank, group.size)
+            held = read(share, weights, device=choice.device, dtype=choice.dtype, on_tensor=on_tensor)
         return cls.build(
             description,
             held,
@@ -137,9 +145,7 @@ class TorchExecutor:
             max_model_len=max_model_len,
             num_host_blocks=num_host_blocks,
             attention=attention,
-            recorder=recorder,
-            on_compile=on_compile,
-            on_graph=on_graph,
+            group=group,
             clock=clock,
         )
 
@@ -157,33 +163,34 @@ class TorchExecutor:
         max_model_len: int | None = None,
         num_host_blocks: int = 0,
         attention: Attention | None = None,
-        recorder: Recorder | None = None,
-        on_compile: Callable[[], None] | None = None,
-        on_graph: Callable[[int, int], None] | None = None,
+        group: Group = ALONE,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "TorchExecutor":
-        """As `load`, of weights that are on the device already, in the type that is chosen."""
+        """As `load`, of weights (this rank's share of them) that are on the device already, in the type that is chosen."""
         device, dtype = choice.device, choice.dtype
         ops, sampler = _fused() if choice.fused else (TorchOps(), TorchSampler())
         longest = max_model_len or num_blocks * block_size
+        share = Share(description, group.rank, group.size)
+        own = share.description
         with device.active(), torch.inference_mode():
-            shape = (len(description.layers), num_blocks, 2, block_size, description.kv_heads, description.head_dim)
+            shape = (len(own.layers), num_blocks, 2, block_size, own.kv_heads, own.head_dim)
             # Left unwritten on purpose: nobody reads what nobody has written.
             kv = torch.empty(shape, dtype=dtype, device=device.on)
             decoder = Decoder(
-                description,
+                share,
                 weights,
-                turns=turns(description, positions=longest, device=device),
+                turns=turns(own, positions=longest, device=device),
                 kv=kv,
                 ops=ops,
                 attention=attention
                 or build_attention(
                     choice.attention,
-                    heads=Heads.of(description, block_size=block_size, dtype=dtype),
+                    heads=Heads.of(own, block_size=block_size, dtype=dtype),
                     device=device,
                     max_rows=max_rows + 1,
                     longest=longest,
                 ),
+                group=group,
             )
             batches = Batches(
                 device,
@@ -194,37 +201,56 @@ class TorchExecutor:
                 most_blocks=-(-longest // block_size),
                 flights=DEPTH,
             )
-            sizes = choice.captured(min(max_rows, max_tokens))
-            graphs = Graphs.create(decoder, batches, sizes=sizes, longest=longest, vocab=description.vocab, device=device)
-            executor = cls(
-                description,
+            return cls(
+                own,
                 device=device,
                 decoder=decoder,
                 batches=batches,
-                graphs=graphs,
+                graphs=Graphs.create(
+                    decoder,
+                    batches,
+                    sizes=choice.captured(min(max_rows, max_tokens)),
+                    longest=longest,
+                    vocab=description.vocab,
+                    device=device,
+                ),
                 sampler=sampler,
                 kv=kv,
                 host=HostStore(device, kv, num_blocks=num_host_blocks),
-                cost=_cost(description, weights, kv),
+                cost=_cost(own, weights, kv),
+                group=group,
                 clock=clock,
             )
-            if choice.fused:
-                if on_compile is not None:
-                    on_compile()
-                executor.warm_up(longest=longest, max_tokens=max_tokens, block_size=block_size)
-            if sizes:
-                graphs.capture(recorder or device.recorder(), on_graph=on_graph)
-            return executor
 
-    def warm_up(self, *, longest: int, max_tokens: int, block_size: int) -> None:
+    def prepare(
+        self, choice: Choice, *, on_compile: Callable[[], None], on_graph: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compiles and captures all that requests would have to wait for. Of a group all ranks have to do it at once."""
+        if choice.fused:
+            on_compile()
+            self.warm_up()
+        self.capture(on_graph=on_graph)
+
+    def warm_up(self) -> None:
         """Computes a step of every sort and forgets it, so that nobody's request waits for kernels to be compiled.
 
-        Before all other plans: it writes to the first blocks.
+        It comes before all plans, as it writes to the first blocks.
         """
-        for plan in warming.plans(vocab=self._description.vocab, longest=longest, max_tokens=max_tokens, block_size=block_size):
+        sizes = {"block_size": self._kv.shape[3], "max_tokens": self._batches.max_tokens}
+        for plan in warming.plans(vocab=self._description.vocab, **sizes):
             self.launch(plan)
             self.collect()
         self.computed = (0.0, 0.0)
+
+    def capture(self, recorder: Recorder | None = None, *, on_graph: Callable[[int, int], None] | None = None) -> None:
+        """Captures the steps that its choice wants to be captured, from now on launched as a whole.
+
+        `recorder` is the device's unless it is given. `on_graph(done, total)` follows it. Nothing may be in flight.
+        """
+        assert not self._flights, "a plan is in flight"
+        if self._graphs.sizes:
+            with self._device.active(), torch.inference_mode():
+                self._graphs.capture(recorder or self._device.recorder(), on_graph=on_graph)
 
     def launch(self, plan: Plan) -> None:
         assert len(self._flights) < DEPTH, "too many plans have not been collected"
@@ -250,6 +276,11 @@ class TorchExecutor:
         self.computed = (max(flight.began, self.computed[1]), ended)
         rows, failed = _told(flight.answers)
         return Result(flight.step, rows, (*flight.foreign, *failed), ended - self.computed[0])
+
+    @property
+    def done(self) -> bool:
+        """Whether `collect` would return at once."""
+        return self._flights[0].mark.passed
 
     @property
     def threads(self) -> None:
@@ -305,13 +336,24 @@ class TorchExecutor:
         if not drawing:
             self._drawn_by = {}
             return None
-        wanted = [Wanted(draw, at, row.end) for at, row in enumerate(drawing) for draw in row.draws]
-        draws = write(wanted, rows=len(drawing), vocab=self._description.vocab, put=self._device.put)
-        drawn = self._sampler.draw(logits, draws, batch.pending)
+        drawn, telling = self._draw(logits, drawing, batch.pending)
         self._drawn, self._drawn_by = drawn.tokens, _first_draws(drawing)
         fetch = self._device.fetch
         told = () if drawn.told is None else tuple(fetch(part) for part in drawn.told)
-        return _Answers(drawing, fetch(drawn.tokens), fetch(drawn.failed), draws.telling, told)
+        return _Answers(drawing, fetch(drawn.tokens), fetch(drawn.failed), telling, told)
+
+    def _draw(self, logits: Tensor, drawing: Sequence[Work], pending: Tensor | None) -> tuple[Drawn, Telling | None]:
+        """What rank 0 draws; the others need it for the tokens that are pending in their next step."""
+        if self._group.rank:
+            told = torch.empty(2, sum(len(row.draws) for row in drawing), dtype=torch.int64, device=logits.device)
+            tokens, failed = self._group.broadcast(told)
+            return Drawn(tokens, failed), None
+        wanted = [Wanted(draw, at, row.end) for at, row in enumerate(drawing) for draw in row.draws]
+        draws = write(wanted, rows=len(drawing), vocab=self._description.vocab, put=self._device.put)
+        drawn = self._sampler.draw(logits, draws, pending)
+        if self._group.size > 1:
+            self._group.broadcast(torch.stack((drawn.tokens, drawn.failed.long())))
+        return drawn, draws.telling
 
     def _logits(self, work: Sequence[Work], drawn_by: Mapping[str, int]) -> tuple[Batch, Tensor]:
         """float32 [rows that draw, vocab], by a captured step if there is one. They stay until the next step."""
@@ -319,7 +361,10 @@ class TorchExecutor:
         batch = self._batches.fill(work, self._drawn, drawn_by, rows=size)
         if size is not None:
             return batch, self._graphs.logits(batch)
-        return batch, self._decoder.logits(self._decoder.hidden(batch))
+        hidden = self._decoder.hidden(batch)
+        if not len(batch.last):
+            return batch, torch.empty((0, self._description.vocab), dtype=torch.float32, device=self._device.on)
+        return batch, self._decoder.logits(hidden)
 
     def _known(self, row: Work) -> bool:
         """Whether the model has all tokens of a row. One that is pending will be its own; those of pads do not matter."""
@@ -381,11 +426,12 @@ def _first_draws(drawing: Sequence[Work]) -> dict[str, int]:
 
 
 def _cost(description: Description, weights: ModelWeights, kv: Tensor) -> ModelCost:
+    """Of this rank. A token of the next step is looked up by each of them."""
     layers, blocks, _, block_size = kv.shape[:4]
     return model_cost(
-        description,
+        replace(description, vocab=len(weights.head)),
         body_bytes=weights.norm.nbytes + sum(layer.nbytes for layer in weights.layers),
         head_bytes=weights.head.nbytes,
-        token_bytes=weights.embed.nbytes // description.vocab,
+        token_bytes=weights.embed.nbytes // len(weights.embed),
         position_bytes=kv.nbytes // (layers * blocks * block_size),
     )

@@ -1,7 +1,7 @@
-"""Decode steps that the device has learnt by heart: for which numbers of rows, and which steps of a plan are such.
+"""Decode steps that the device has learnt by heart: for which numbers of rows, and which steps are such.
 
-Launching the kernels of a step one by one takes the host longer than a small step takes the device. Knows rows of one token;
-knows neither layers nor how a device captures.
+A step of few rows takes the device less time than its launches take the host. Knows rows of one token; knows neither layers nor
+how a device captures.
 """
 
 from array import array
@@ -47,7 +47,7 @@ class Graphs:
 
     def __init__(self, decoder: Decoder, batches: Batches, *, sizes: Sequence[int], longest: int, logits: Tensor) -> None:
         """No row sees more than `longest` positions. `logits` float32 [largest size, vocab] is where they go."""
-        self._decoder, self._batches, self._sizes, self._longest = decoder, batches, sizes, longest
+        self._decoder, self._batches, self.sizes, self._longest = decoder, batches, sizes, longest
         self._logits = logits
         self._captured: dict[int, Captured] = {}
 
@@ -66,22 +66,24 @@ class Graphs:
         """
         # What is captured is computed, too: of padding, which is also all that smaller sizes see of it.
         nothing = torch.zeros(1, dtype=torch.int64, device=self._logits.device)
-        self._batches.fill((_PAD,), nothing, {}, rows=max(self._sizes))
+        self._batches.fill((_PAD,), nothing, {}, rows=max(self.sizes))
         tell = on_graph or (lambda _done, _total: None)
-        tell(0, len(self._sizes))
-        for done, size in enumerate(sorted(self._sizes, reverse=True), start=1):
+        tell(0, len(self.sizes))
+        for done, size in enumerate(sorted(self.sizes, reverse=True), start=1):
             self._captured[size] = recorder.capture(self._step(size))
-            tell(done, len(self._sizes))
+            tell(done, len(self.sizes))
 
     def size(self, work: Sequence[Work]) -> int | None:
         """Rows of the captured step that computes these rows, pads among them; None if there is none."""
+        if not self._captured:
+            return None
         total = 0
         for row in work:
             if len(row.tokens) != 1 and not row.pad:
                 return None
             total += len(row.tokens)
-        at = bisect_left(self._sizes, total)
-        return self._sizes[at] if at < len(self._sizes) and self._sizes[at] in self._captured else None
+        at = bisect_left(self.sizes, total)
+        return self.sizes[at] if at < len(self.sizes) else None
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [rows that draw, vocab] of a batch that was filled to a `size`. They stay until the next step."""

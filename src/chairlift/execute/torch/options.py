@@ -43,9 +43,10 @@ class Choice:
         computed = f"attention {self.attention.words}, other kernels {'triton' if self.fused else 'torch'}"
         if not self.device.graphs:
             return computed
-        captured = self.captured(max_rows)
-        rows = "1 row" if max(captured, default=0) == 1 else f"{max(captured, default=0)} rows"
-        return f"{computed}, " + (f"CUDA graphs for up to {rows}" if captured else f"no CUDA graphs ({self.eager})")
+        if self.eager:
+            return f"{computed}, no CUDA graphs ({self.eager})"
+        rows = max(self.captured(max_rows))
+        return f"{computed}, CUDA graphs for up to {'1 row' if rows == 1 else f'{rows} rows'}"
 
 
 def resolve(

@@ -8,6 +8,7 @@ from chairlift.execute.footprint import Footprint
 from chairlift.execute.torch.attention.backends import REFERENCE, workspace_bytes
 from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.options import Choice
+from chairlift.execute.torch.parallel.shards import Share
 from chairlift.models.description import Description
 
 DEVICE_SHARE = 0.9
@@ -18,7 +19,8 @@ STAGED_BYTES = 64 << 20
 """Of blocks that are on their way to the machine's memory or back, if sequences are swapped."""
 DRAWING_BYTES = {True: 32, False: 128}
 """For every id of every row: logits, before and after changes, and what drawing takes, by Triton's kernels or with sorts."""
-
+GATHERED = 4
+"""Times that logits exist while those of several ranks are put together: one's own, all as they come (twice), side by side."""
 
 CAPTURING_BYTES = 64 << 20
 """What cuBLAS works in on the stream that captures, 32 MiB on Hopper, and the gaps in the pool. An estimate."""
@@ -38,11 +40,17 @@ def footprint(
     longest: int,
     block_size: int,
     swaps: bool = False,
+    ranks: int = 1,
 ) -> Footprint:
-    """`longest` are the tokens of the longest row. What is stored in the host, if it `swaps`, does not count."""
+    """`longest` are the tokens of the longest row. What is stored in the host, if it `swaps`, does not count.
+
+    Of several `ranks` it is that of the first one, which no other exceeds. ConfigError if the model cannot be cut for them.
+    """
+    share = Share(description, size=ranks)
+    vocab, description = description.vocab, share.description
     itemsize = choice.dtype.itemsize
-    norms = sum(math.prod(shape) for name, shape in description.layout().items() if name.endswith("norm"))
-    numbers = sum(math.prod(shape) for shape in description.layout().values())
+    norms = sum(math.prod(shape) for name, shape in share.layout.items() if name.endswith("norm"))
+    numbers = sum(math.prod(shape) for shape in share.layout.values())
     token_bytes = bytes_per_token(
         layers=len(description.layers), kv_heads=description.kv_heads, head_dim=description.head_dim, itemsize=itemsize
     )
@@ -56,25 +64,30 @@ def footprint(
         attention += _gathered(heads, queries=min(max_tokens, longest), longest=longest)
     work = (
         max_tokens * _activations(description, itemsize)
-        + max_rows * description.vocab * (itemsize + DRAWING_BYTES[choice.fused])
+        + max_rows * (vocab * DRAWING_BYTES[choice.fused] + _logits_bytes(vocab, itemsize, ranks))
         + attention
         + turns
         + buffers
-        + captured_bytes(description, captured, itemsize=itemsize)
+        + captured_bytes(description, captured, itemsize=itemsize, ranks=ranks)
         + swaps * STAGED_BYTES
         + PIECE_BYTES
     )
     return Footprint((numbers - norms) * itemsize + norms * FLOAT32_BYTES, token_bytes, work)
 
 
-def captured_bytes(description: Description, sizes: Sequence[int], *, itemsize: int) -> int:
+def captured_bytes(description: Description, sizes: Sequence[int], *, itemsize: int, ranks: int = 1) -> int:
     """What captured steps hold for good: their logits, and what the largest one works in, where the others work, too."""
     if not sizes:
         return 0
     rows = max(sizes)
     logits = rows * description.vocab * FLOAT32_BYTES
-    pool = rows * (_activations(description, itemsize) + description.vocab * itemsize)
+    pool = rows * (_activations(description, itemsize) + _logits_bytes(description.vocab, itemsize, ranks))
     return logits + pool + CAPTURING_BYTES + len(sizes) * GRAPH_BYTES
+
+
+def _logits_bytes(vocab: int, itemsize: int, ranks: int) -> int:
+    """Of one row, as the head gives them."""
+    return vocab * itemsize * (1 if ranks == 1 else GATHERED)
 
 
 def _activations(description: Description, itemsize: int) -> int:

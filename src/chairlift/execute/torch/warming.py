@@ -9,23 +9,21 @@ from collections.abc import Iterator
 from chairlift.core.types import PENDING, Draw, Plan, Sampling, Work
 
 _COUNTS = (1, 4)
-"""Draws of a step. What lies behind the numbers of one draw begins at an odd place, and kernels are compiled for either."""
+"""Draws of a step. Triton compiles anew for what begins at a multiple of 16 bytes, as do numbers behind those of 4 draws."""
 
 
-def plans(*, vocab: int, longest: int, max_tokens: int, block_size: int) -> Iterator[Plan]:
-    """A prompt and its next token, which is PENDING; each with few draws and with several that ask for everything."""
-    prompt = max(1, min(2, max_tokens, longest - 1))
-    blocks = array("i", range(-(-(prompt + 1) // block_size)))
-    tokens = array("i", [0] * prompt)
+def plans(*, vocab: int, block_size: int, max_tokens: int) -> Iterator[Plan]:
+    """A prompt, and a next token that is PENDING: first with one draw, then with several, each of which asks for everything.
+
+    The prompt has two tokens, if a step may have as many, and the next one takes the place of its last: so they fit wherever a
+    request fits. Each plan is launched after the one before has been collected.
+    """
+    size = min(2, max_tokens)
+    blocks = array("i", range(-(-size // block_size)))
+    prompt, whole = array("i", [0] * size), array("i", [0] * (size - 1) + [PENDING])
     for count in _COUNTS:
-        yield _plan(tokens, 0, blocks, _draws(tokens, count, vocab=vocab, min_p=0.0))
-        if prompt < longest:
-            history = array("i", [*tokens, PENDING])
-            yield _plan(history[prompt:], prompt, blocks, _draws(history, count, vocab=vocab, min_p=0.1))
-
-
-def _plan(tokens: "array[int]", start: int, blocks: "array[int]", draws: tuple[Draw, ...]) -> Plan:
-    return Plan(0, (Work("", start, tokens, blocks, draws),))
+        yield Plan(0, (Work("", 0, prompt, blocks, _draws(prompt, count, vocab=vocab, min_p=0.0)),))
+        yield Plan(1, (Work("", size - 1, whole[-1:], blocks, _draws(whole, count, vocab=vocab, min_p=0.1)),))
 
 
 def _draws(history: "array[int]", count: int, *, vocab: int, min_p: float) -> tuple[Draw, ...]:

@@ -1,4 +1,4 @@
-"""A model's tensors on a device, merged as the decoder reads them. Knows names and shapes; knows no arithmetic."""
+"""A rank's part of a model's tensors on its device, merged as the decoder reads them. Knows names and shapes, no arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chairlift.core.errors import ModelError
 from chairlift.execute.torch.device import Device
-from chairlift.models.description import Description, Weights
+from chairlift.execute.torch.parallel.shards import Share
+from chairlift.models.description import Weights
+from chairlift.models.rows import rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class LayerWeights:
     """Matrices are [outputs, inputs] in the type that is computed in, norms are float32.
 
     `qkv` [(heads + 2 kv_heads) * head_dim, hidden] is queries, keys and values, `gate_up` [2 * mlp, hidden] is the gate and
-    what it is multiplied with. What the model does not have is None.
+    what it is multiplied with. What the model does not have is None, and so are biases that another rank adds.
     """
 
     attn_norm: Tensor
@@ -42,7 +43,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`head` is the very tensor `embed` where they are tied."""
+    """`embed` and `head` have the rows of this rank's ids. `head` is the very tensor `embed` where they are tied."""
 
     embed: Tensor
     layers: tuple[LayerWeights, ...]
@@ -51,33 +52,33 @@ class ModelWeights:
 
 
 def read(
-    description: Description,
+    share: Share,
     weights: Weights,
     *,
     device: Device,
     dtype: torch.dtype,
     on_tensor: Callable[[int, int], None] | None = None,
 ) -> ModelWeights:
-    """Reads every tensor of the layout once, one at a time: the machine never holds more than one of them.
+    """Reads every tensor of the share once, some rows at a time: no more than these are ever in the machine's memory.
 
     `on_tensor(done, total)` is called after each. ModelError if one has not the shape that the description gives it.
     """
-    reader = _Reader(description, weights, device, dtype, on_tensor)
+    reader = _Reader(share, weights, device, dtype, on_tensor)
     embed = reader.joined("embed")
-    layers = tuple(reader.layer(f"layers.{index}.") for index in range(len(description.layers)))
-    return ModelWeights(embed, layers, reader.joined("norm"), embed if description.tied else reader.joined("head"))
+    layers = tuple(reader.layer(f"layers.{index}.") for index in range(len(share.whole.layers)))
+    return ModelWeights(embed, layers, reader.joined("norm"), embed if share.whole.tied else reader.joined("head"))
 
 
 class _Reader:
     def __init__(
         self,
-        description: Description,
+        share: Share,
         weights: Weights,
         device: Device,
         dtype: torch.dtype,
         on_tensor: Callable[[int, int], None] | None,
     ) -> None:
-        self._layout = description.layout()
+        self._share, self._layout = share, share.layout
         self._weights, self._device, self._dtype, self._on_tensor = weights, device, dtype, on_tensor
         self._done = 0
 
@@ -107,19 +108,23 @@ class _Reader:
         )
 
     def joined(self, *names: str) -> Tensor:
-        """These tensors below each other."""
+        """This rank's parts of these tensors below each other."""
         shapes = [self._layout[name] for name in names]
         kind = torch.float32 if names[0].endswith("norm") else self._dtype
         joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=kind, device=self._device.on)
-        first = 0
-        for name, shape in zip(names, shapes, strict=True):
-            read = self._weights.float32(name)
-            if read.shape != shape:
-                raise ModelError(f"tensor {name} has shape {read.shape}, expected {shape}")
-            joined[first : first + shape[0]].copy_(torch.from_numpy(np.require(read, requirements="W")))
-            first += shape[0]
+        for name, target in zip(names, joined.split([shape[0] for shape in shapes]), strict=True):
+            self._fill(target, name)
             self._tell()
         return joined
+
+    def _fill(self, target: Tensor, name: str) -> None:
+        part = self._share.part(name)
+        first, end = (part.first, part.end) if part.axis == 0 else (0, len(target))
+        columns = slice(part.first, part.end) if part.axis == 1 else slice(None)
+        for at, read in rows(self._share.whole, self._weights, name, first=first, end=end):
+            values = read[:, columns] if part.axis == 1 else read
+            place = target[at - first : at - first + len(read)]
+            place.copy_(torch.from_numpy(np.require(values, requirements="W")))
 
     def _tell(self) -> None:
         self._done += 1

@@ -1,0 +1,108 @@
+"""The process of a rank that is not the first: opens the same model, reads its share, and computes every plan that it is sent.
+
+Knows a channel and an executor; knows no requests. It ends when rank 0 says so or has gone, and at no signal that is meant for
+rank 0: that one drains, and still needs it.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import NoReturn
+
+import msgspec
+
+from chairlift.core.errors import ChairliftError
+from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.executor import DEPTH, TorchExecutor
+from chairlift.execute.torch.options import Choice, resolve
+from chairlift.execute.torch.parallel.channel import END, Broken, Channel, Failed, Free, Opened, Order, Post, Ready
+from chairlift.execute.torch.parallel.group import Ranks, find
+from chairlift.execute.torch.parallel.wire import Reader
+from chairlift.models import registry
+from chairlift.models.description import Model
+
+FAILED, ORPHANED = 1, 2
+
+Frames = SimpleQueue[bytes]
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    post = msgspec.json.decode(arguments[0], type=Post)
+    channel, frames = Channel.inherited(post.channel), Frames()
+    threading.Thread(target=_listen, args=(channel, frames), name="listen", daemon=True).start()
+    try:
+        _follow(post, channel, frames)
+    except Exception as error:  # noqa: BLE001  (told to rank 0)
+        trace = "" if isinstance(error, ChairliftError) else traceback.format_exc()
+        with suppress(OSError):
+            channel.tell(Failed(type(error).__name__, str(error), trace))
+        _leave(FAILED)
+    _leave(0)
+
+
+def _follow(post: Post, channel: Channel, frames: Frames) -> None:
+    device = Device.pick(post.device)
+    device.share(post.size)
+    channel.tell(Free(device.free_bytes()))
+    frame = frames.get()
+    if frame == END:
+        return
+    order = msgspec.json.decode(frame, type=Order)
+    model = registry.reopen(order.reference)
+    choice = resolve(post.device, order.dtype, order.attention, enforce_eager=order.eager, head_dim=model.description.head_dim)
+    executor = _loaded(post, order, model, choice, channel)
+    channel.tell(Ready())
+    executor.prepare(choice, on_compile=lambda: None)
+    _compute(executor, frames)
+    executor.close()
+
+
+def _loaded(post: Post, order: Order, model: Model, choice: Choice, channel: Channel) -> TorchExecutor:
+    store = find(order.port, timeout_s=order.timeout_s)
+    channel.tell(Opened())
+    return TorchExecutor.load(
+        model.description,
+        model.weights,
+        choice=choice,
+        group=Ranks.join(post.rank, post.size, choice.device, store=store, timeout_s=order.timeout_s),
+        **order.sizes,
+    )
+
+
+def _compute(executor: TorchExecutor, frames: Frames) -> None:
+    """Rank 0 has seen the oldest result by the time it asks for one more than there may be in flight."""
+    reader, flights = Reader(), 0
+    while (frame := frames.get()) != END:
+        plan = reader.read(frame)
+        if flights == DEPTH:
+            executor.collect()
+            flights -= 1
+        executor.launch(plan)
+        flights += 1
+
+
+def _listen(channel: Channel, frames: Frames) -> None:
+    """Ends the process, whatever it is at, when there is nobody any more to compute for."""
+    try:
+        while (frame := channel.receive()) is not None:
+            frames.put(frame)
+    except (Broken, OSError):
+        pass
+    _leave(ORPHANED)
+
+
+def _leave(code: int) -> NoReturn:
+    """An interpreter that ends would wait for a device that waits for another rank."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

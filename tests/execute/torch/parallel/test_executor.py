@@ -1,0 +1,171 @@
+"""Two ranks that are processes: the tokens of one, and what becomes of rank 0 when the other stands still or dies."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from crews import crew
+from engines import config
+from tiny_decoders import random_tokens
+from torch_executors import PLAIN_CHOICE
+from virtual import Ride, request
+
+from chairlift.core.config import EngineConfig
+from chairlift.core.errors import ExecutorLost, ModelError
+from chairlift.core.ports import Executor
+from chairlift.core.types import Plan, Request, Sampling
+from chairlift.engine.core import EngineCore
+from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.executor import TorchExecutor
+from chairlift.execute.torch.parallel.channel import Sizes
+from chairlift.execute.torch.parallel.executor import ParallelExecutor, least_free_bytes
+from chairlift.execute.torch.parallel.group import ALONE
+from chairlift.models.description import Model
+from chairlift.models.registry import reopen
+
+MODEL = replace(reopen("dummy:tiny"), reference="dummy:tiny")
+SIZES: Sizes = {"num_blocks": 11, "block_size": 16, "max_tokens": 64, "max_rows": 4, "max_model_len": 128, "num_host_blocks": 6}
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0),
+    "penalised": Sampling(temperature=0, repetition_penalty=1.3, logprobs=3),
+    "drawn": Sampling(seed=5, presence_penalty=0.7, frequency_penalty=0.4, top_k=20, logprobs=0),
+    "biased": Sampling(temperature=0.5, seed=6, logit_bias=((3, 4.0), (7, -100.0)), top_p=0.9, min_p=0.01),
+}
+PROMPTS = [
+    request(name, random_tokens(20 + 5 * place, seed=place), 40, arrival=float(place), sampling=sampling, samples=samples)
+    for place, ((name, sampling), samples) in enumerate(zip(SAMPLINGS.items(), (1, 1, 2, 1), strict=True))
+]
+
+
+def settled(**changes: int | str) -> EngineConfig:
+    known = {"num_blocks": 11, "block_size": 16, "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 24}
+    return config(**(known | changes))
+
+
+def ridden(executor: Executor, requests: list[Request], **changes: int | str) -> Ride:
+    ride = Ride(EngineCore(settled(**changes), executor))
+    ride.submit(*requests)
+    ride.run()
+    assert ride.free_again
+    return ride
+
+
+@contextmanager
+def two_ranks(model: Model = MODEL, *, timeout_s: float = 60.0) -> Iterator[tuple[ParallelExecutor, subprocess.Popen[bytes]]]:
+    """Rank 0, and the process of rank 1."""
+    executor = ParallelExecutor.load(model, choice=PLAIN_CHOICE, size=2, group_s=timeout_s, sizes=SIZES)
+    process = executor._crew._followers[0].process
+    try:
+        yield executor, process
+    finally:
+        executor.close()
+        assert process.returncode is not None
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[ParallelExecutor]:
+    with two_ranks() as (executor, process):
+        yield executor
+        executor.close()
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_two_ranks_give_the_tokens_of_one(both: ParallelExecutor, depth: int) -> None:
+    alone = TorchExecutor.load(MODEL.description, MODEL.weights, choice=PLAIN_CHOICE, **SIZES)
+    ride, expected = ridden(both, PROMPTS, depth=depth), ridden(alone, PROMPTS, depth=depth)
+    assert (ride.tokens, ride.preemptions > 0, len(ride.tokens)) == (expected.tokens, True, 5)
+
+
+def test_two_ranks_store_and_load(both: ParallelExecutor) -> None:
+    ride = ridden(both, PROMPTS, depth=2, num_host_blocks=6)
+    assert any(step.plan.moves for step in ride.steps)
+    assert ride.tokens == ridden(both, PROMPTS).tokens
+
+
+def test_a_model_that_a_follower_cannot_open_is_refused_in_one_line() -> None:
+    with pytest.raises(ModelError, match=r"^rank 1: /gone\.gguf: there is no such file or folder$"):
+        ParallelExecutor.load(replace(MODEL, reference="/gone.gguf"), choice=PLAIN_CHOICE, size=2, sizes=SIZES)
+
+
+def test_a_rank_that_is_killed_in_the_midst_of_a_step_ends_it(both: ParallelExecutor) -> None:
+    """It is stopped first, so that rank 0 waits for it when it dies."""
+    [step] = [step.plan for step in ridden(both, PROMPTS[:1]).steps if step.plan.step == 0]
+    with two_ranks() as (executor, process), ThreadPoolExecutor(1) as thread:
+        _stop(process)
+        computing = thread.submit(_compute, executor, step)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(ExecutorLost, match=rf"rank 1 \(process {process.pid}\) was killed by SIGKILL"):
+            computing.result()
+        with pytest.raises(ExecutorLost, match="was killed by SIGKILL"):
+            executor.launch(step)
+
+
+def test_a_rank_that_stands_still_is_given_up(both: ParallelExecutor) -> None:
+    [step] = [step.plan for step in ridden(both, PROMPTS[:1]).steps if step.plan.step == 0]
+    with two_ranks(timeout_s=2.0) as (executor, process):
+        _stop(process)
+        with pytest.raises(ExecutorLost, match=r"rank 0 cannot go on: .*Timed out"):
+            _compute(executor, step)
+
+
+class Busy(TorchExecutor):
+    """Whose device never gets to the end of a step, as one does that waits for a rank that is gone."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    @property
+    def done(self) -> bool:
+        return False
+
+    def launch(self, plan: Plan) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [("after 0.05 die", r"rank 1 \(process \d+\) was killed by SIGKILL"), ("wait", "the ranks have not ended a step in 0.5 s")],
+)
+def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, said: str) -> None:
+    with crew(action) as followers:
+        own = Busy()
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=0.5)
+        with pytest.raises(ExecutorLost, match=said):
+            _compute(executor, Plan(0, ()))
+        executor.close()
+        assert not own.closed
+
+
+@pytest.mark.parametrize(("own", "ranks", "least"), [(250, 3, 100), (50, 3, 50), (250, 1, 250)])
+def test_memory_is_that_of_the_rank_with_the_least(own: int, ranks: int, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs, of which PyTorch believes to have three; scripted followers have 100 bytes, 200, and so on."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (own, 300))
+    assert least_free_bytes(Device(torch.device("cuda", 0)), ranks, follower="scripted_follower") == least
+
+
+def test_the_death_of_a_rank_is_told_while_nothing_runs() -> None:
+    with two_ranks() as (executor, process):
+        told: Future[str] = Future()
+        executor.watch(told.set_result)
+        process.kill()
+        assert told.result() == f"rank 1 (process {process.pid}) was killed by SIGKILL"
+
+
+def _compute(executor: Executor, plan: Plan) -> None:
+    executor.launch(plan)
+    executor.collect()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
