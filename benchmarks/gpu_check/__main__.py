@@ -33,6 +33,9 @@ def main() -> int:
     if missing:
         sys.stderr.write(f"error: {missing}\n")
         return MISSING
+    if given.output is not None and not _writable(given.output):
+        sys.stderr.write(f"error: {given.output} cannot be written\n")
+        return MISSING
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         outcomes = list(run_all(STAGES, Path(folder), dry_run=given.dry_run))
@@ -48,6 +51,15 @@ def main() -> int:
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 
+def _writable(path: Path) -> bool:
+    """Better known now than after six minutes."""
+    try:
+        path.touch()
+    except OSError:
+        return False
+    return True
+
+
 def _missing() -> str | None:
     """In one line: what this Python lacks."""
     if sys.version_info < LEAST_PYTHON:
@@ -57,4 +69,8 @@ def _missing() -> str | None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(130) from None

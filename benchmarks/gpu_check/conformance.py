@@ -5,7 +5,7 @@ Knows how they are run; what they are is told by tests/support/device_checks.py.
 
 import os
 import sys
-from collections.abc import Callable
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,13 @@ class _Tally:
     """Counts, and tells of the first failures and from time to time how far it is."""
 
     def __init__(self, setting: Setting) -> None:
-        self._record = setting.record
+        self._record, self._until = setting.record, setting.until
         self.passed = self.failed = 0
+
+    @property
+    def late(self) -> bool:
+        """No further check may begin."""
+        return time.monotonic() > self._until
 
     def take(self, name: str, fault: str | None) -> None:
         if fault is None:
@@ -44,23 +49,31 @@ def measure(setting: Setting) -> None:
     os.environ["CHAIRLIFT_TEST_DEVICE"] = str(setting.device.on)
     if missing:
         setting.record.fact("run", f"without pytest: {', '.join(missing)} not installed")
-        _alone(setting, tally.take)
+        _alone(setting, tally)
     else:
         setting.record.fact("run", "pytest -m gpu")
-        _by_pytest(setting, tally.take)
+        _by_pytest(setting, tally)
     setting.record.fact("checks", f"{tally.passed} passed, {tally.failed} failed")
-    if tally.passed + tally.failed == 0:
-        setting.record.failure("there were no checks")
+    if tally.late:
+        setting.record.failure("its time was over before all checks were done")
 
 
-def _alone(setting: Setting, take: Callable[[str, str | None], None]) -> None:
+def _alone(setting: Setting, tally: _Tally) -> None:
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from device_checks import run_all
+    from device_checks import checks, run
 
-    run_all(setting.device, on_check=take)
+    for name, check in checks(setting.device).items():
+        if tally.late:
+            return
+        try:
+            run(check, setting.device)
+        except Exception as error:  # noqa: BLE001  (whatever a kernel does: it is told, and others go on)
+            tally.take(name, f"{type(error).__name__}: {error}".strip())
+        else:
+            tally.take(name, None)
 
 
-def _by_pytest(setting: Setting, take: Callable[[str, str | None], None]) -> None:
+def _by_pytest(setting: Setting, tally: _Tally) -> None:
     import pytest
 
     class Listener:
@@ -68,15 +81,19 @@ def _by_pytest(setting: Setting, take: Callable[[str, str | None], None]) -> Non
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.failed or (report.when == "call" and report.passed):
-                take(report.nodeid.rpartition("::")[2], _last_line(report) if report.failed else None)
+                tally.take(report.nodeid.rpartition("::")[2], _last_line(report) if report.failed else None)
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
-                take(report.nodeid, _last_line(report))
+                tally.take(report.nodeid, _last_line(report))
+
+        def pytest_runtest_teardown(self, item: Any) -> None:
+            if tally.late:
+                item.session.shouldstop = "its time is over"
 
     os.chdir(ROOT)
     ended = pytest.main(["-m", "gpu", "--tb=short", "-p", "no:cacheprovider", *SUITES], plugins=[Listener()])
-    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not tally.late:
         setting.record.failure(f"pytest ended with {ended!r}")
 
 

@@ -1,5 +1,6 @@
 """The stages of gpu-check on the CPU, with a tiny model: each finds what it is there for. Only where PyTorch is installed."""
 
+import os
 import subprocess
 import sys
 import time
@@ -128,3 +129,11 @@ from gpu_check import conformance, decode, engine, environment, prefill, rivals,
         env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_checks_stop_when_their_time_is_over(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": ":".join(str(ROOT / folder) for folder in ("src", "benchmarks"))}
+    command = [sys.executable, "-m", "gpu_check.stage", "conformance", "--into", str(tmp_path / "found"), "--dry-run"]
+    subprocess.run([*command, "--began", "0", "--until", "0"], capture_output=True, check=True, env=environment)
+    assert found(tmp_path).failures == ["its time was over before all checks were done"]
+    assert found(tmp_path).facts["checks"] in ("0 passed, 0 failed", "1 passed, 0 failed")
