@@ -5,14 +5,14 @@ Knows how they differ; knows nothing of how much memory there is, nor of tokeniz
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from chairlift.cache.sizing import DEFAULT_SHARE, bytes_per_token
-from chairlift.core.config import EngineConfig
+from chairlift.core.config import DEFAULTS, EngineConfig
 from chairlift.core.errors import ConfigError
 from chairlift.core.ports import GaugedExecutor
 from chairlift.execute.footprint import Footprint
@@ -83,6 +83,13 @@ class Room:
     """It is not the machine's own, in which nothing else is then taken."""
     ranks: int = 1
     """Each has so much room to itself; what it takes of the machine's own memory, each takes as well."""
+
+
+class Batch(NamedTuple):
+    """What a step holds at most if nobody says: enough to keep what computes busy, and no more, as everyone waits for it."""
+
+    seqs: int = DEFAULTS.max_num_seqs
+    tokens: int = DEFAULTS.max_num_batched_tokens
 
 
 class Prospect(Protocol):
@@ -229,6 +236,9 @@ _IN_WORDS = {"auto": "as the file holds them", "int8": "in 8 bits", "int4": "in 
 # ── torch ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 # An extra, which need not be installed: nothing of it is imported before it is asked for.
 
+GPU_BATCH = Batch(seqs=256, tokens=2048)
+"""A guess until there are measurements: weights are read once for all rows, and only hundreds of them are work for a GPU."""
+
 
 class _Torch:
     """PyTorch, on a GPU or on the CPU."""
@@ -244,6 +254,7 @@ class _Torch:
             options.attention_backend,
             enforce_eager=options.enforce_eager,
             head_dim=model.description.head_dim,
+            ranks=self._ranks,
         )
 
     @property
@@ -333,6 +344,13 @@ def _torch_overlaps(options: EngineOptions) -> bool:
     return Device.pick(options.device).overlaps
 
 
+def _torch_batch(options: EngineOptions) -> Batch:
+    from chairlift.execute.torch.device import Device
+
+    device = Device.pick(options.device)
+    return Batch() if device.capability is None else GPU_BATCH
+
+
 # ── all of them ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -346,12 +364,13 @@ class Kind:
     """Steps that it can have in flight."""
     overlaps: Callable[[EngineOptions], bool] = lambda _: True
     """Whether having them in flight saves any time."""
+    batch: Callable[[EngineOptions], Batch] = lambda _: Batch()
 
 
 EXECUTORS: Mapping[str, Kind] = MappingProxyType(
     {
         "cpu": Kind(_check_cpu, _Cpu),
-        "torch": Kind(_check_torch, _Torch, depth=2, overlaps=_torch_overlaps),
+        "torch": Kind(_check_torch, _Torch, depth=2, overlaps=_torch_overlaps, batch=_torch_batch),
         "reference": Kind(_check_reference, _Reference),
     },
 )
@@ -378,6 +397,17 @@ def depth(options: EngineOptions) -> int:
     if kind.depth == 1 or options.async_scheduling is False:
         return 1
     return kind.depth if options.async_scheduling or kind.overlaps(options) else 1
+
+
+def sized(
+    options: EngineOptions, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+) -> EngineOptions:
+    """With these limits of a step, and where they are None with what suits the executor. Raises as `check`."""
+    check(options)
+    batch = EXECUTORS[options.executor].batch(options)
+    seqs = batch.seqs if max_num_seqs is None else max_num_seqs
+    tokens = batch.tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    return replace(options, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _check_owners(options: EngineOptions, executor: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def check(
     model: options.Model = DEFAULT_MODEL,
     max_model_len: options.MaxModelLen = None,
-    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_seqs: options.MaxNumSeqs = None,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
     executor: options.Executor = DEFAULT_EXECUTOR,
@@ -39,14 +39,13 @@ def check(
     Shows its architecture, its memory and how many requests fit; exit code 1 with the reason if it cannot be served. Fetches
     a known model that is not here yet, and verifies its file. The weights are not loaded.
     """
-    from chairlift import compose, machine
+    from chairlift import compose, executors, machine
     from chairlift.cli.loading import sources, user_console
     from chairlift.cli.report import write_json
     from chairlift.models import registry
 
     asked = compose.EngineOptions(
         max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         executor=executor,
@@ -60,6 +59,7 @@ def check(
         enforce_eager=enforce_eager,
         tensor_parallel_size=tensor_parallel_size,
     )
+    asked = executors.sized(asked, max_num_seqs=max_num_seqs)
     compose.check_options(asked)
     opened = registry.load(model, sources(user_console()))
     compose.speech(opened)

@@ -128,7 +128,9 @@ KvCacheMemoryBytes = Annotated[
     ),
 ]
 BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
-MaxNumSeqs = Annotated[int, typer.Option(min=1, metavar="N", help="Most requests in the running batch.")]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Most requests in the running batch. Default: 64; on a GPU 256.")
+]
 MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
 Executor = Annotated[
     str,

@@ -119,10 +119,11 @@ def serve(
         ),
     ] = SETTINGS.shutdown_timeout_s,
     max_model_len: options.MaxModelLen = None,
-    max_num_seqs: options.MaxNumSeqs = DEFAULTS.max_num_seqs,
+    max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")
-    ] = DEFAULTS.max_num_batched_tokens,
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step. Default: 512; on a GPU 2,048."),
+    ] = None,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
     enable_prefix_caching: Annotated[
@@ -287,6 +288,7 @@ def serve(
     The first start fetches the model. The server then prints its address and a request to try.
     """
     from chairlift.cli.serving import Asked, run
+    from chairlift.executors import sized
     from chairlift.server.tenants import weights
 
     classes = [sharing.slo_class(text) for text in slo_class or ()]
@@ -313,8 +315,6 @@ def serve(
     )
     engine = EngineOptions(
         max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         enable_prefix_caching=enable_prefix_caching,
@@ -342,5 +342,6 @@ def serve(
         max_num_queued_reqs=max_num_queued_reqs,
         max_num_queued_tokens=max_num_queued_tokens,
     )
+    engine = sized(engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     names = tuple(served_model_name or ())
     raise typer.Exit(run(Asked(model, host, port, names, chat_template, engine, settings, record)))

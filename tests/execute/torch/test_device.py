@@ -7,6 +7,8 @@ import torch
 from chairlift.core.errors import ConfigError
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.options import resolve
+from chairlift.executors import sized
+from chairlift.options import EngineOptions
 
 CPU = Device.pick("cpu")
 
@@ -88,10 +90,26 @@ class TestWhatIsCapturedOnAGpu:
         )
         assert chosen.captured(256) == ()
 
+    def test_nothing_by_several_ranks(self) -> None:
+        chosen = resolve("cuda", "auto", "auto", ranks=2)
+        assert chosen.kernels(256).endswith(", no CUDA graphs (not tried with several ranks)")
+
     def test_nothing_with_attention_that_cannot_be(self) -> None:
         chosen = resolve("cuda", "auto", "reference")
         assert chosen.kernels(256).endswith(", no CUDA graphs (attention reference cannot be captured)")
         assert chosen.captured(256) == ()
+
+
+@pytest.mark.usefixtures("one_gpu")
+class TestHowMuchAGpuTakesAtOnce:
+    def test_more_than_a_cpu_if_nobody_says(self) -> None:
+        for device, sizes in (("auto", (256, 2048)), ("cpu", (64, 512))):
+            options = sized(EngineOptions(executor="torch", device=device))
+            assert (options.max_num_seqs, options.max_num_batched_tokens) == sizes
+
+    def test_whatever_was_said(self) -> None:
+        options = sized(EngineOptions(executor="torch"), max_num_seqs=3, max_num_batched_tokens=7)
+        assert (options.max_num_seqs, options.max_num_batched_tokens) == (3, 7)
 
 
 def test_the_cpu_captures_nothing_and_does_not_speak_of_it() -> None:

@@ -50,20 +50,28 @@ class Choice:
 
 
 def resolve(
-    device: str, dtype: str, attention_backend: str, *, enforce_eager: bool = False, head_dim: int | None = None
+    device: str,
+    dtype: str,
+    attention_backend: str,
+    *,
+    enforce_eager: bool = False,
+    head_dim: int | None = None,
+    ranks: int = 1,
 ) -> Choice:
     """ConfigError for what there is not, or not on this machine; what the model's heads rule out only if they are known."""
     picked = Device.pick(device)
     numbers = picked.dtype(dtype)
-    captures = picked.graphs and not enforce_eager
-    attention = choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim, captures=captures)
-    eager = _eager(picked, attention, enforced=enforce_eager)
+    eager = _eager(picked, enforced=enforce_eager, ranks=ranks)
+    attention = choose_attention(attention_backend, picked, dtype=numbers, head_dim=head_dim, captures=eager is None)
+    if eager is None and not attention.captures:
+        eager = f"attention {attention.name} cannot be captured"
     return Choice(picked, numbers, attention, eager, fused=picked.fused)
 
 
-def _eager(device: Device, attention: Backend, *, enforced: bool) -> str | None:
+def _eager(device: Device, *, enforced: bool, ranks: int) -> str | None:
     if not device.graphs:
         return f"{device.words} captures nothing"
     if enforced:
         return "asked for eager"
-    return None if attention.captures else f"attention {attention.name} cannot be captured"
+    # That NCCL's sums can be captured is known; that ours are is not, and a server that does not start is no use to anybody.
+    return None if ranks == 1 else "not tried with several ranks"
