@@ -1,6 +1,5 @@
 """The stages of gpu-check on the CPU, with a tiny model: each finds what it is there for. Only where PyTorch is installed."""
 
-import os
 import subprocess
 import sys
 import time
@@ -11,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_check import decode, engine, environment, prefill, rivals  # noqa: E402
+import flashinfer_double  # noqa: E402
+from gpu_check import conformance, decode, engine, environment, prefill, rivals  # noqa: E402
 from gpu_check.records import Figure, Found, Record, read  # noqa: E402
 from gpu_check.setting import Setting  # noqa: E402
-from gpu_check.shapes import TINY, random_weights  # noqa: E402
+from gpu_check.shapes import LLAMA_8B, TINY, random_weights, ways  # noqa: E402
 
 from chairlift.execute.torch.device import Device  # noqa: E402
 from chairlift.execute.torch.weights import ModelWeights  # noqa: E402
@@ -131,9 +131,33 @@ from gpu_check import conformance, decode, engine, environment, prefill, rivals,
     assert done.returncode == 0, done.stderr
 
 
-def test_checks_stop_when_their_time_is_over(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": ":".join(str(ROOT / folder) for folder in ("src", "benchmarks"))}
-    command = [sys.executable, "-m", "gpu_check.stage", "conformance", "--into", str(tmp_path / "found"), "--dry-run"]
-    subprocess.run([*command, "--began", "0", "--until", "0"], capture_output=True, check=True, env=environment)
+def test_checks_stop_when_their_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_TEST_DEVICE", "cpu")
+    monkeypatch.setattr(conformance, "NEEDED", ("a_test_framework_that_is_not_there",))
+    conformance.measure(setting(tmp_path, seconds=-1))
     assert found(tmp_path).failures == ["its time was over before all checks were done"]
-    assert found(tmp_path).facts["checks"] in ("0 passed, 0 failed", "1 passed, 0 failed")
+    assert found(tmp_path).facts == {
+        "run": "without pytest: a_test_framework_that_is_not_there not installed",
+        "checks": "0 passed, 0 failed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flashinfer", "expected"),
+    [(False, ["eager", "CUDA graphs"]), (True, ["eager", "eager, flashinfer", "CUDA graphs"])],
+)
+def test_a_gpu_has_eager_steps_and_captured_ones(
+    flashinfer: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch believes that there is a GPU, as long as nobody computes on it."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    if flashinfer:
+        flashinfer_double.install(monkeypatch)
+    found = ways(LLAMA_8B.description, Device.pick("cuda"))
+    assert list(found) == expected
+    assert [choice.eager is None for choice in found.values()] == [name == "CUDA graphs" for name in expected]
+    assert {choice.dtype for choice in found.values()} == {torch.bfloat16}
