@@ -25,12 +25,12 @@ class Stage:
 
 
 STAGES = (
-    Stage("environment", 20),
-    Stage("conformance", 90),
-    Stage("decode", 70),
+    Stage("environment", 30),
+    Stage("conformance", 100),
+    Stage("decode", 60),
     Stage("prefill", 25),
-    Stage("engine", 55),
-    Stage("rivals", 90),
+    Stage("engine", 50),
+    Stage("rivals", 85),
 )
 """350 s together at most."""
 

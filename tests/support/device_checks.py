@@ -55,7 +55,7 @@ that magnify errors."""
 ATTENTION = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of outputs about 1 wide."""
 
-FEW = ("plain", "window", "everything")
+FEW = ("plain", "everything")
 """Variants whose decoders run with the kernels in bfloat16, too: each is compiled for itself."""
 INTERPRETED = ("everything", torch.float32)
 """The one that runs in the interpreter."""
