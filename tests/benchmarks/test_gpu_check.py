@@ -132,12 +132,13 @@ class TestReport:
 
     def test_aims_are_met_missed_or_not_measured(self) -> None:
         many = Figure("batch 256, CUDA graphs", "tokens/s", 1.0, step_ms=1000.0, bytes_per_step=1)
+        slow = Figure("batch 8, eager", "tokens/s", 1.0, step_ms=1000.0, bytes_per_step=1)
         rivals = [
             Figure(f"batch 128, {name}", "tokens/s", rate) for name, rate in ((report.OURS, 700.0), (report.THEIRS, 200.0))
         ]
         measured = [
             outcome("environment", figures=LIMITS),
-            outcome("decode", figures=[SOME, many]),
+            outcome("decode", figures=[SOME, slow, many]),
             outcome("rivals", figures=rivals),
         ]
         assert [line.rpartition(": ")[2] for line in report.aims(measured)] == ["0.50, MISSED", "3.50, met"]
