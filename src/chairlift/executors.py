@@ -317,7 +317,6 @@ class _Torch:
                 sizes=sizes,
                 on_tensor=watch.on_tensor,
                 on_compile=watch.on_compile,
-                on_graph=watch.on_graph,
             )
         executor = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
         executor.prepare(choice, on_compile=watch.on_compile, on_graph=watch.on_graph)

@@ -26,6 +26,7 @@ from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.parallel.channel import Sizes
 from chairlift.execute.torch.parallel.executor import ParallelExecutor, least_free_bytes
 from chairlift.execute.torch.parallel.group import ALONE
+from chairlift.execute.torch.warming import plans
 from chairlift.models.description import Model
 from chairlift.models.registry import reopen
 
@@ -87,6 +88,12 @@ def test_two_ranks_store_and_load(both: ParallelExecutor) -> None:
     ride = ridden(both, PROMPTS, depth=2, num_host_blocks=6)
     assert any(step.plan.moves for step in ride.steps)
     assert ride.tokens == ridden(both, PROMPTS).tokens
+
+
+def test_what_compiles_kernels_is_computed_by_all_and_forgotten(both: ParallelExecutor) -> None:
+    expected = ridden(both, PROMPTS).tokens
+    both.warm_up(plans(vocab=MODEL.description.vocab, block_size=SIZES["block_size"], max_tokens=SIZES["max_tokens"]))
+    assert ridden(both, PROMPTS).tokens == expected
 
 
 def test_a_model_that_a_follower_cannot_open_is_refused_in_one_line() -> None:

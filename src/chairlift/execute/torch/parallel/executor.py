@@ -7,7 +7,7 @@ that are not at the same place can never be brought together again.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn, Protocol
 
@@ -15,6 +15,7 @@ from chairlift.core.costs import ModelCost
 from chairlift.core.errors import ChairliftError, ExecutorLost
 from chairlift.core.ports import GaugedExecutor
 from chairlift.core.types import Plan, Result
+from chairlift.execute.torch import warming
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice
@@ -69,15 +70,15 @@ class ParallelExecutor:
         sizes: Sizes,
         on_tensor: Callable[[int, int], None] | None = None,
         on_compile: Callable[[], None] = lambda: None,
-        on_graph: Callable[[int, int], None] | None = None,
         timeout_s: float = ANSWER_S,
         group_s: float = GROUP_S,
     ) -> "ParallelExecutor":
         """Starts the other ranks and reads all weights, every rank its share; otherwise as `TorchExecutor.load`.
 
-        Raises what a follower fails with as if it had failed here. `on_tensor`, `on_compile` and `on_graph` follow rank 0: what
-        it reads, that it compiles, and what it captures.
+        If there are kernels to compile, they are compiled. Raises what a follower fails with as if it had failed here.
+        `on_tensor` and `on_compile` follow rank 0: what it reads, and that it compiles.
         """
+        assert choice.eager is not None, "followers capture nothing"
 
         def told(done: int, total: int) -> None:
             crew.check()
@@ -87,16 +88,21 @@ class ParallelExecutor:
         device = choice.device
         device.share(size)
         crew = Crew(device.ranks(size), timeout_s=timeout_s)
-        with _ended_on_failure(crew):
+        with _ended_on_failure(crew) as on_failure:
             crew.start()
             store = meet(timeout_s=group_s)
             crew.order(_order(model, choice, sizes, port=store.port, timeout_s=group_s))
             crew.expect(Opened)
             group = Ranks.join(0, size, device, store=store, timeout_s=group_s)
+            on_failure.callback(group.close)
             own = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=told, group=group, **sizes)
             crew.expect(Ready)
-            own.prepare(choice, on_compile=on_compile, on_graph=on_graph)
-        return cls(own, crew, group, timeout_s=timeout_s)
+            executor = cls(own, crew, group, timeout_s=timeout_s)
+            if choice.fused:
+                on_compile()
+                needed = {"block_size": sizes["block_size"], "max_tokens": sizes["max_tokens"]}
+                executor.warm_up(warming.plans(vocab=model.description.vocab, **needed))
+        return executor
 
     @property
     def cost(self) -> ModelCost:
@@ -117,6 +123,12 @@ class ParallelExecutor:
 
     def limits(self) -> None:
         """There is no measurement of a device yet."""
+
+    def warm_up(self, plans: Iterable[Plan]) -> None:
+        """Computes them on all ranks and forgets them. They come as any others do, so a rank that dies meanwhile is noticed."""
+        for plan in plans:
+            self.launch(plan)
+            self.collect()
 
     def launch(self, plan: Plan) -> None:
         try:
@@ -185,17 +197,17 @@ def least_free_bytes(device: Device, size: int, *, follower: str = FOLLOWER) -> 
 
 
 def _order(model: Model, choice: Choice, sizes: Sizes, *, port: int, timeout_s: float) -> Order:
-    eager = choice.eager is not None
-    return Order(model.reference, choice.dtype_name, choice.attention.name, eager, sizes, port, timeout_s)
+    assert model.reference, "a model that nobody else can open"
+    return Order(model.reference, choice.dtype_name, choice.attention.name, sizes, port, timeout_s)
 
 
 @contextmanager
-def _ended_on_failure(crew: Crew) -> Iterator[None]:
-    """If anything fails, ends the followers, and raises what was behind it."""
+def _ended_on_failure(crew: Crew) -> Iterator[ExitStack]:
+    """If anything fails, ends the followers, and whatever else is put on the stack, and raises what was behind it."""
     with ExitStack() as on_failure:
         on_failure.callback(crew.close, at_once=True)
         try:
-            yield
+            yield on_failure
         except ChairliftError:
             raise
         except Exception:
