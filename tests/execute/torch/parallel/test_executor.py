@@ -19,7 +19,7 @@ from virtual import Ride, request
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ExecutorLost, ModelError
 from chairlift.core.ports import Executor
-from chairlift.core.types import Plan, Request, Sampling
+from chairlift.core.types import Plan, Request, Result, Sampling
 from chairlift.engine.core import EngineCore
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
@@ -123,16 +123,20 @@ def test_a_rank_that_stands_still_is_given_up(both: ParallelExecutor) -> None:
 
 
 class Busy(TorchExecutor):
-    """Whose device never gets to the end of a step, as one does that waits for a rank that is gone."""
+    """Whose device gets to the end of so many `steps`, and of no more, as one does that waits for a rank that is gone."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    def __init__(self, *, steps: int = 0) -> None:
+        self.steps, self.closed = steps, False
 
     @property
     def done(self) -> bool:
-        return False
+        return self.steps > 0
 
     def launch(self, plan: Plan) -> None: ...
+
+    def collect(self) -> Result:
+        self.steps -= 1
+        return Result(0, ())
 
     def close(self) -> None:
         self.closed = True
@@ -150,6 +154,25 @@ def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, said: st
             _compute(executor, Plan(0, ()))
         executor.close()
         assert not own.closed
+
+
+@pytest.mark.parametrize("action", ["after 0.05 die", "wait"])
+def test_nor_at_the_end_with_a_step_in_flight(action: str) -> None:
+    with crew(action) as followers:
+        own = Busy()
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=0.5)
+        executor.launch(Plan(0, ()))
+        executor.close()
+        assert not own.closed
+
+
+def test_a_step_in_flight_at_the_end_is_waited_for() -> None:
+    with crew("wait") as followers:
+        own = Busy(steps=1)
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=30.0)
+        executor.launch(Plan(0, ()))
+        executor.close()
+        assert (own.steps, own.closed) == (0, True)
 
 
 @pytest.mark.parametrize(("own", "ranks", "least"), [(250, 3, 100), (50, 3, 50), (250, 1, 250)])

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn, Protocol
 
 from chairlift.core.costs import ModelCost
@@ -58,6 +58,7 @@ class ParallelExecutor:
     ) -> None:
         self._own, self._crew, self._group = own, crew, group
         self._timeout_s, self._clock = timeout_s, clock
+        self._flights = 0
         self._broken = False
 
     @classmethod
@@ -135,15 +136,18 @@ class ParallelExecutor:
             self._crew.check()
             self._crew.send(encode(plan))
             self._own.launch(plan)
+            self._flights += 1
         except Exception as error:  # noqa: BLE001  (whatever it is, the ranks are not at the same place any more)
             self._lose(error)
 
     def collect(self) -> Result:
         try:
             self._await()
-            return self._own.collect()
+            result = self._own.collect()
         except Exception as error:  # noqa: BLE001  (as above)
             self._lose(error)
+        self._flights -= 1
+        return result
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """See `Perishable`."""
@@ -157,6 +161,9 @@ class ParallelExecutor:
 
     def close(self) -> None:
         """The other ranks end with it. Nobody waits for a device on which a step waits for one that is gone."""
+        with suppress(ExecutorLost):
+            while self._flights and not self._broken:
+                self.collect()
         broken = self._broken or self._crew.lost.is_set()
         if not broken:
             self._own.close()
