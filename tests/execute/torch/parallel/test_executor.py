@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.parallel.channel import Sizes
 from chairlift.execute.torch.parallel.executor import ParallelExecutor, least_free_bytes
-from chairlift.execute.torch.parallel.group import ALONE
+from chairlift.execute.torch.parallel.group import ALONE, Alone
 from chairlift.execute.torch.warming import plans
 from chairlift.models.description import Model
 from chairlift.models.registry import reopen
@@ -154,6 +155,38 @@ def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, said: st
             _compute(executor, Plan(0, ()))
         executor.close()
         assert not own.closed
+
+
+class Released(Alone):
+    """A group, and whether it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class HeldUp(Busy):
+    """Whose device takes no more launches until nobody waits in the group any more; then it has ended all of its steps."""
+
+    def __init__(self, group: Released) -> None:
+        super().__init__(steps=9)
+        self._group = group
+
+    def launch(self, plan: Plan) -> None:
+        self._group.closed.wait()
+
+
+def test_nobody_is_held_up_for_long_in_the_midst_of_a_launch_nor_takes_its_result() -> None:
+    with crew("after 0.05 die") as followers:
+        group = Released()
+        executor = ParallelExecutor(HeldUp(group), followers, group, release_s=0.0)
+        executor.guard()
+        executor.launch(Plan(0, ()))
+        with pytest.raises(ExecutorLost, match="was killed by SIGKILL"):
+            executor.collect()
+        executor.close()
 
 
 @pytest.mark.parametrize("action", ["after 0.05 die", "wait"])

@@ -31,6 +31,8 @@ ANSWER_S = 60.0
 """A step that takes longer than this will never end: a rank stands still."""
 GROUP_S = 90.0
 """On a GPU a group that waits for longer ends the process, so it must wait for longer than we do."""
+RELEASE_S = 5.0
+"""After a rank is lost: whoever is not held up by it has ended everything by then."""
 POLL_S = 0.0001
 """Between two looks at a device that computes: less than a step's smallest part."""
 
@@ -54,10 +56,12 @@ class ParallelExecutor:
         group: Group,
         *,
         timeout_s: float = ANSWER_S,
+        release_s: float = RELEASE_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._own, self._crew, self._group = own, crew, group
-        self._timeout_s, self._clock = timeout_s, clock
+        self._timeout_s, self._release_s, self._clock = timeout_s, release_s, clock
+        self._ended = threading.Event()
         self._flights = 0
         self._broken = False
 
@@ -99,6 +103,7 @@ class ParallelExecutor:
             own = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=told, group=group, **sizes)
             crew.expect(Ready)
             executor = cls(own, crew, group, timeout_s=timeout_s)
+            executor.guard()
             if choice.fused:
                 on_compile()
                 needed = {"block_size": sizes["block_size"], "max_tokens": sizes["max_tokens"]}
@@ -131,6 +136,19 @@ class ParallelExecutor:
             self.launch(plan)
             self.collect()
 
+    def guard(self) -> None:
+        """From now on nobody is held up for long by a rank that is gone.
+
+        A device takes only so many launches ahead. If it waits for a rank in the midst of a step of many layers, so does who
+        asks for the rest of that step, and looks at nothing else. Once the group is closed, what waits goes on, to no purpose.
+        """
+
+        def release() -> None:
+            if self._crew.await_loss() is not None and not self._ended.wait(self._release_s):
+                self._group.close()
+
+        threading.Thread(target=release, name="release", daemon=True).start()
+
     def launch(self, plan: Plan) -> None:
         try:
             self._crew.check()
@@ -144,6 +162,7 @@ class ParallelExecutor:
         try:
             self._await()
             result = self._own.collect()
+            self._crew.check()  # a step that was released from its waiting has computed nothing that is true
         except Exception as error:  # noqa: BLE001  (as above)
             self._lose(error)
         self._flights -= 1
@@ -167,6 +186,7 @@ class ParallelExecutor:
         broken = self._broken or self._crew.lost.is_set()
         if not broken:
             self._own.close()
+        self._ended.set()
         self._crew.close(at_once=broken)
         self._group.close()
 
