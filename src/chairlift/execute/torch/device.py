@@ -26,6 +26,9 @@ _BFLOAT16_SINCE = (8, 0)
 
 _LOOPBACK = "127.0.0.1"
 
+_NCCL_BYTES = 512 << 20
+"""Of a GPU's memory, for the buffers through which NCCL talks. An estimate: it takes what it thinks right for the machine."""
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -268,6 +271,11 @@ class Device:
         links = dist.ProcessGroupNCCL(store, rank, size, options)
         links.eager_connect_single_device(self.on)
         return links
+
+    @property
+    def link_bytes(self) -> int:
+        """What being connected to other ranks takes of the device's own memory."""
+        return _NCCL_BYTES if self._cuda else 0
 
     @property
     def transport(self) -> str:
