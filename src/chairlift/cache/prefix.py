@@ -20,10 +20,14 @@ Place = int | str
 
 
 class Match(NamedTuple):
-    """Blocks that hold the longest known prefix, and the place in the tree where it ends."""
+    """Blocks that hold the longest known prefix, and the place in the tree where it ends.
+
+    The last `own` of them are not in the tree: whoever asks has computed them himself, and only he finds them.
+    """
 
     blocks: list[int]
     place: Place
+    own: int = 0
 
 
 class PrefixIndex:

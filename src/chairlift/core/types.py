@@ -294,14 +294,13 @@ class Move(NamedTuple):
     target: int
 
 
-Reason = Literal["no_block", "no_place", "budget", "gate", "making_way", "urgent", "share", "behind"]
+Reason = Literal["no_block", "no_place", "budget", "gate", "urgent", "share", "behind"]
 """Why a request waits. The first of the queue does because
 
 - no_block: memory is not enough for it, or was just taken from somebody who runs;
 - no_place: as many run as may run;
 - budget: the step's tokens are spent, or what is left of them is too little to begin with;
-- gate: this way of batching lets nobody in at this moment;
-- making_way: others have made way for it in this step, and it gets on in the next.
+- gate: this way of batching lets nobody in at this moment.
 
 All others wait because somebody is before them: who came later but is more urgent (urgent), or whose tenant has had less
 (share), or for any other reason, most of all because he came earlier (behind).
@@ -315,12 +314,20 @@ class Held(NamedTuple):
     seq_id: str
 
 
+class Displaced(NamedTuple):
+    """Who made way, in the step in which `by` gets on instead: it is more urgent, or has less than its tenant's share."""
+
+    by: str
+    seq_ids: tuple[str, ...]
+
+
 class Plan(NamedTuple):
     """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
 
     `moves` are done before the work, in their order: first the stores, then the copies, then the loads. None reads what another
     one has written, but for a load of what has just been stored.
-    `preempted` lost their blocks in this step; the executor may drop whatever it keeps for `closed`.
+    `preempted` lost their blocks in this step, those among them that were `displaced`; the executor may drop whatever it keeps
+    for `closed`.
     """
 
     step: int
@@ -329,6 +336,7 @@ class Plan(NamedTuple):
     closed: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     held: Held | None = None
+    displaced: Displaced | None = None
 
     @property
     def tokens(self) -> int:

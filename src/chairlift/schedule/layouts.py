@@ -52,6 +52,14 @@ class Memory(Protocol):
         """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free. It may write into them at once."""
         ...
 
+    def keep(self, sequence: Sequence) -> None:
+        """It is about to lose its blocks, and comes back for what may still be in them then."""
+        ...
+
+    def lose(self) -> None:
+        """Nothing that was ever computed may be found any more."""
+        ...
+
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
         """Gives the follower what its leader has computed, or nothing: then it has to wait for memory as anybody else."""
         ...
@@ -117,6 +125,10 @@ class Contiguous:
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
         """Nothing: to copy a prompt into another run would take memory and time at a moment at which nobody has planned it."""
+
+    def keep(self, sequence: Sequence) -> None: ...
+
+    def lose(self) -> None: ...
 
     def moves(self) -> tuple[Move, ...]:
         return ()

@@ -1,6 +1,6 @@
 """Decides, at every step, which tokens of which requests are computed next, and in which blocks.
 
-Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for a more urgent request.
+Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for whoever is first of these.
 `schedule` makes the decision and `commit` takes in what came of it; with two steps in flight the next decision comes before
 that, and counts on what is still being drawn. Blocks are the business of its `Memory`, which nobody
 else has; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way. It asks its
@@ -19,6 +19,7 @@ from chairlift.core.events import Admitted
 from chairlift.core.types import (
     PENDING,
     TIMEOUT,
+    Displaced,
     Draw,
     Finish,
     Held,
@@ -80,10 +81,10 @@ class Scheduler:
         self._landed: Plan | None = None
         """The usual step that was committed since policies were last told of anything."""
         self._decided_at = 0.0
-        self._again_at: float | None = None
-        """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._held: Held | None = None
         """Who was left waiting by the step that is being decided."""
+        self._displaced: Displaced | None = None
+        """Who made way in it."""
         self._closed: list[str] = []
         """Those that have ended, of which no plan has told yet."""
         self._finished: list[Sequence] = []
@@ -133,25 +134,27 @@ class Scheduler:
             case Kind.TRIAL:
                 planned = self._trial(self._trials.suspect)
             case Kind.USUAL:
-                return self._planned_at(now, *self._passes(now))
+                return self._planned(*self._passes(now))
         self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
-        return self._planned_at(now, *planned)
+        self._displaced = None
+        return self._planned(*planned)
 
     def _passes(self, now: float) -> tuple[list[Work], list[str]]:
         """Rows of a usual step, and who lost his blocks for it."""
         budget = self.config.max_num_batched_tokens
-        preempted = self._make_way(now)
-        why: Reason = "making_way" if preempted else "no_block"
+        self._displaced = self._make_way(now)
+        displaced = () if self._displaced is None else self._displaced.seq_ids
+        starved: list[str] = []
         work: list[Work] = []
-        budget -= self._go_on(work, budget, preempted, behind=not preempted and self._somebody_fits(now))
-        if preempted:  # memory that was just taken from one is not given to another
-            self._held = self._first(why, now)
+        budget -= self._go_on(work, budget, starved, behind=self._somebody_fits(now))
+        if starved:  # memory that was just taken from one is not given to another
+            self._held = self._first("no_block", now)
         else:
-            budget -= self._get_on(work, budget, now)
+            budget -= self._get_on(work, budget, now, displaced)
         work += self._policy.gate.padding(budget)
-        return work, preempted
+        return work, [*displaced, *starved]
 
-    def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
+    def _planned(self, work: list[Work], preempted: list[str]) -> Plan:
         closed: tuple[str, ...] = ()
         moves: tuple[Move, ...] = ()
         if work:  # one without work is neither launched nor committed
@@ -159,9 +162,8 @@ class Scheduler:
             closed = tuple(self._closed)
             self._closed.clear()
             self._flying.append([self._sequences.get(row.seq_id) for row in work])
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held)
+        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held, self._displaced)
         self._step += 1
-        self._again_at = now if preempted and not work else None
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
@@ -222,8 +224,6 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
-        if self._again_at is not None:
-            return self._again_at
         moments = (self._policy.gate.wake_at(self._queue, self.running), self._limits.wake_at())
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -265,8 +265,8 @@ class Scheduler:
         plan, self._landed = self._landed, None
         if plan is None:
             return Past(None, 0.0, finished)
-        short = plan.held is not None and plan.held.reason == "no_block"
-        starved, self._starved = self._starved + (len(plan.preempted) if short else 0), 0
+        made_way = () if plan.displaced is None else plan.displaced.seq_ids
+        starved, self._starved = self._starved + len(plan.preempted) - len(made_way), 0
         return Past(plan, now - then, finished, starved)
 
     # ── when a step has failed ────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +282,6 @@ class Scheduler:
 
         Who runs waits again and will be computed anew, those of the plans first, one at a time. Returns who that is.
         """
-        self.index.clear()
         self._flying.clear()
         self._landed = None  # how long a failure takes teaches nothing
         self._failure = message
@@ -314,26 +313,24 @@ class Scheduler:
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
-    def _make_way(self, now: float) -> list[str]:
+    def _make_way(self, now: float) -> Displaced | None:
         """Preempts those, and only as many, that whoever is first in the queue may displace and must displace to get on.
 
-        He gets on in the next step. If all that he may displace would not be enough, nobody is preempted in vain.
+        He gets on in this very step. If all that he may displace would not be enough, nobody is preempted in vain.
         """
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
-        if urgent is None:
-            return []
-        if self._would_fit(urgent, []):
-            return []
+        if urgent is None or self._would_fit(urgent, []):
+            return None
         worst = self._queue.yielding(urgent, self.running)
         if not worst or not self._would_fit(urgent, worst):
-            return []
+            return None
         fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
         for sequence in worst[:fewest]:
             self._preempt(sequence, store=True)
-        return [sequence.id for sequence in worst[:fewest]]
+        return Displaced(urgent.id, tuple(sequence.id for sequence in worst[:fewest]))
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
-        """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
+        """There would be a place and memory for it if these left. If any do, others grow before it gets on in this step."""
         away = {other.id for other in leaving}
         staying = [other for other in self.running if other.id not in away] if away else self.running
         places = self._places() - sum(other.places for other in leaving) + sequence.places
@@ -380,13 +377,17 @@ class Scheduler:
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_on(self, work: list[Work], budget: int, now: float) -> int:
+    def _get_on(self, work: list[Work], budget: int, now: float, displaced: tuple[str, ...]) -> int:
         """Admits while gate, places, budget and memory allow it. Returns the tokens that were given.
 
-        The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
+        The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory. So does one
+        that was `displaced` in this step: it may have a row in flight, whose result is not to be taken for that of another.
         """
         spent = 0
         while (sequence := self._candidate(now)) is not None:
+            if sequence.id in displaced:
+                self._held = Held("no_block", sequence.id)
+                return spent
             match = self._memory.match(sequence)
             if not self._policy.split.starts(self._memory.missing(sequence, match), budget - spent):
                 self._held = Held("budget", sequence.id)
