@@ -37,6 +37,7 @@ from chairlift.execute.torch.kernels.ops import TritonOps
 from chairlift.execute.torch.kernels.sampler import TritonSampler
 from chairlift.execute.torch.ops import Activation, Ops, TorchOps
 from chairlift.execute.torch.options import Choice
+from chairlift.execute.torch.parallel.group import ALONE, Ranks, meet
 from chairlift.execute.torch.sampler import BROKEN, EXCLUDED, FINE, Sampler, TorchSampler
 from chairlift.execute.torch.swap import HostStore
 from chairlift.models.description import Description
@@ -254,6 +255,7 @@ POOL = 11
 def _steps(device: Device) -> Iterator[tuple[str, Check]]:
     yield "swap: what is stored comes back into other blocks", _swap
     yield "copies: moved blocks hold what their sources held", _copies
+    yield f"one rank over {device.transport} computes what no group does", _one_rank
     for depth in (1, 2):
         yield f"answers at depth {depth} are those of the reference", partial(_answers, depth=depth)
     yield "answers are the same at both depths", _both_depths
@@ -286,6 +288,20 @@ def _copies(device: Device) -> None:
     executor.logits([row(random_tokens(48, seed=9), BLOCKS)])
     logits = executor.logits([row(tokens[-1:], [20, 21, 22], start=LENGTH - 1)])[0]
     _assert_close(logits, reference_logits(EVERYTHING, weights, tokens), torch.float32)
+
+
+def _one_rank(device: Device) -> None:
+    """All that the connection of several ranks can be tried with on a single GPU."""
+    tokens, weights, choice = random_tokens(LENGTH), random_weights(EVERYTHING), _plain(device)
+    group = Ranks.join(0, 1, device, store=meet(timeout_s=60), timeout_s=60)
+    expected, got = (
+        in_pieces(torch_executor(EVERYTHING, weights, choice=choice, group=one), tokens, EDGES, BLOCKS)
+        for one in (ALONE, group)
+    )
+    np.testing.assert_array_equal(got, expected)
+    drawn = torch.arange(6, device=device.on).reshape(2, 3)
+    assert group.broadcast(drawn).tolist() == [[0, 1, 2], [3, 4, 5]]
+    group.close()
 
 
 def _answers(device: Device, *, depth: int) -> None:

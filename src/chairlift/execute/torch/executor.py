@@ -225,7 +225,7 @@ class TorchExecutor:
     def prepare(
         self, choice: Choice, *, on_compile: Callable[[], None], on_graph: Callable[[int, int], None] | None = None
     ) -> None:
-        """Compiles and captures all that requests would have to wait for. Of a group all ranks have to do it at once."""
+        """Compiles and captures all that requests would have to wait for."""
         if choice.fused:
             on_compile()
             self.warm_up()
