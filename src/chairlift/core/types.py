@@ -132,6 +132,7 @@ class Sequence:
     __slots__ = (
         "blocks",
         "cached",
+        "calm_until",
         "choice",
         "computed",
         "draws",
@@ -148,6 +149,7 @@ class Sequence:
         "place",
         "prompt_len",
         "put_back_at",
+        "rank",
         "request",
         "room",
         "running",
@@ -161,6 +163,8 @@ class Sequence:
         self.choice = choice
         self.number = number
         """Its place in the order in which requests came; it decides where everything else is equal."""
+        self.rank: tuple[float, ...] = ()
+        """Its place among those that run, by the order of its engine. It never changes."""
         self.tokens = array("i", request.prompt)
         self.prompt_len = len(request.prompt)
         self.ends = request.stopping.eos_ids | request.stopping.stop_ids
@@ -173,7 +177,9 @@ class Sequence:
         self.room = 0
         """Up to so many tokens can be written into `blocks` without any more memory."""
         self.draws: tuple[Draw, ...] = ()
-        """What every row of it that draws asks for, once that stays the same: it has no followers, and may draw any token."""
+        """What every row of it asks for, once it draws in every step and may draw any token, and has no followers."""
+        self.calm_until = 0
+        """Rows that end before this place do nothing but draw one more token, unless that ends it: they fill no block."""
         self.cached = 0
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0

@@ -6,10 +6,10 @@ the paged layout, one of two (`layouts`).
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, Place, PrefixIndex
+from chairlift.cache.prefix import Match, Place, PrefixIndex, Trail
 from chairlift.core.types import Move, Sequence
 
 
@@ -27,6 +27,7 @@ class Paged:
         """What those who lost their blocks have left in them that the index does not find, each below a salt of his own."""
         self._looked_up: tuple[Sequence | None, int, int] = (None, 0, 0)
         """Whose match was last asked for, of how many tokens, and how often what is found had changed by then."""
+        self._trail = Trail(Match([], ""), [])
         self._found = Match([], "")
 
     # ── what it would take ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -35,7 +36,9 @@ class Paged:
         """What is there already of the sequence's tokens. A step asks several times for whoever is first in the queue."""
         looked_up = (sequence, len(sequence.tokens), self.index.changes + self._left.changes)
         if looked_up != self._looked_up:
-            found = self.index.match(sequence.tokens, sequence.request.cache_salt)
+            trail = self._trail if sequence is self._looked_up[0] else None
+            self._trail = self.index.retrace(sequence.tokens, sequence.request.cache_salt, trail)
+            found = self._trail.match
             self._found = self._with_own(sequence, found) if self._left else found
             self._looked_up = looked_up
         return self._found
@@ -44,11 +47,11 @@ class Paged:
         """Tokens that it will miss when it has got on."""
         return len(sequence.tokens) - len(match.blocks) * self._size
 
-    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
+    def need(self, sequence: Sequence, match: Match, leaving: Collection[Sequence] = ()) -> int:
         """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
         revived = self.pool.idle(match.blocks)
-        return fresh + revived - self.freed(leaving, match)
+        return fresh + revived - (self.freed(leaving, match) if leaving else 0)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""
@@ -73,7 +76,8 @@ class Paged:
         sequence.blocks = array("i", match.blocks)
         sequence.computed = len(match.blocks) * self._size
         self._indexed(sequence, len(match.blocks) - match.own, match.place)
-        self._left.forget(match.blocks)
+        if self._left:
+            self._left.forget(match.blocks)
         self.grow(sequence, len(sequence.tokens))
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
@@ -82,13 +86,16 @@ class Paged:
         What is written next goes into blocks that nobody else holds: one that a fork shares is copied first.
         """
         blocks = sequence.blocks[:]
-        shared = self._to_copy(sequence)
-        if shared is not None:
-            [blocks[shared]] = self._take(1)
-            self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
-            self.pool.release(sequence.blocks[shared : shared + 1], worth=self)
-        self._forked.discard(sequence)
-        blocks.extend(self._take(max(0, self._blocks(tokens) - len(blocks))))
+        if sequence in self._forked:
+            self._forked.remove(sequence)
+            shared = self._to_copy(sequence)
+            if shared is not None:
+                [blocks[shared]] = self._take(1)
+                self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
+                self.pool.release(sequence.blocks[shared : shared + 1], worth=self._worth)
+        count = self._blocks(tokens) - len(blocks)
+        if count > 0:
+            blocks.extend(self._take(count))
         sequence.blocks, sequence.room = blocks, len(blocks) * self._size
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
@@ -113,7 +120,7 @@ class Paged:
     def release(self, sequence: Sequence) -> None:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
         self._forked.discard(sequence)
-        self.pool.release(sequence.blocks, worth=self)
+        self.pool.release(sequence.blocks, worth=self._worth)
         sequence.blocks, sequence.room = array("i"), 0
         sequence.computed = 0
         self._indexed(sequence, 0, sequence.request.cache_salt)
@@ -157,6 +164,11 @@ class Paged:
     def __contains__(self, block: object) -> bool:
         """Somebody may find what is in the block."""
         return block in self.index or block in self._left
+
+    @property
+    def _worth(self) -> Container[int]:
+        """Blocks in which somebody may find something. Mostly the index has them all, and is asked without any call."""
+        return self if self._left else self.index.blocks
 
     def _with_own(self, sequence: Sequence, found: Match) -> Match:
         count = len(found.blocks)

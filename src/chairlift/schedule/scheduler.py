@@ -11,6 +11,8 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
@@ -30,7 +32,6 @@ from chairlift.core.types import (
     Reason,
     Request,
     Result,
-    Row,
     Sequence,
     Snapshot,
     Standing,
@@ -50,6 +51,24 @@ PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 
 _record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """Makes a named tuple out of all its fields. Its class takes twice as long for the same, and two are made for every row."""
+
+_rank = attrgetter("rank")
+
+_LAST = slice(-1, None)
+"""The last token of a sequence, as an array: a slice that is there already costs less than one that is made for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The rows of a plan that is to be committed, but for padding. `sequences` and `ends` are those of the rows that draw."""
+
+    work: list[Work] = field(default_factory=list[Work])
+    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    ends: list[int] = field(default_factory=list[int])
+    shared: dict[str, tuple[Draw, ...]] = field(default_factory=dict[str, tuple[Draw, ...]])
+    """What is drawn by those of them that draw for followers as well."""
+    silent: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    """Whose the other rows are, and where these end."""
 
 
 class Scheduler:
@@ -76,8 +95,8 @@ class Scheduler:
         self._count = 0
         self._ahead = config.depth > 1
         """Somebody goes on before his token is there."""
-        self._flying: deque[list[Sequence | None]] = deque()
-        """Of each plan that is to be committed, in order: whose its rows are."""
+        self._flying: deque[_Flight] = deque()
+        """Of each plan that is to be committed, in order."""
         self._landed: Plan | None = None
         """The usual step that was committed since policies were last told of anything."""
         self._decided_at = 0.0
@@ -110,6 +129,7 @@ class Scheduler:
         self._follow(leader, choices[1:])
         self._queue.push(leader)
         for sequence in choices:
+            sequence.rank = self._queue.rank(sequence)
             self._sequences[sequence.id] = sequence
             self._limits.watch(sequence)
 
@@ -130,7 +150,7 @@ class Scheduler:
         self._policy.observe(self._past(now))
         match self._trials.begin():
             case Kind.PROOF:
-                planned = [PROOF], list[str]()
+                planned = _Flight(), list[str](), [PROOF]
             case Kind.TRIAL:
                 planned = self._trial(self._trials.suspect)
             case Kind.USUAL:
@@ -139,58 +159,58 @@ class Scheduler:
         self._displaced = None
         return self._planned(*planned)
 
-    def _passes(self, now: float) -> tuple[list[Work], list[str]]:
-        """Rows of a usual step, and who lost his blocks for it."""
+    def _passes(self, now: float) -> tuple[_Flight, list[str], list[Work]]:
+        """Rows of a usual step, who lost his blocks for it, and padding."""
         budget = self.config.max_num_batched_tokens
         self._displaced = self._make_way(now)
         displaced = () if self._displaced is None else self._displaced.seq_ids
         starved: list[str] = []
-        work: list[Work] = []
-        budget -= self._go_on(work, budget, starved, behind=self._somebody_fits(now))
+        flight = _Flight()
+        budget -= self._go_on(flight, budget, starved, behind=self._somebody_fits(now))
         if starved:  # memory that was just taken from one is not given to another
             self._held = self._first("no_block", now)
         else:
-            budget -= self._get_on(work, budget, now, displaced)
-        work += self._policy.gate.padding(budget)
-        return work, [*displaced, *starved]
+            budget -= self._get_on(flight, budget, now, displaced)
+        return flight, [*displaced, *starved], self._policy.gate.padding(budget)
 
-    def _planned(self, work: list[Work], preempted: list[str]) -> Plan:
+    def _planned(self, flight: _Flight, preempted: list[str], padding: list[Work]) -> Plan:
         closed: tuple[str, ...] = ()
         moves: tuple[Move, ...] = ()
+        work = (*flight.work, *padding)
         if work:  # one without work is neither launched nor committed
             moves = self._memory.moves()
             closed = tuple(self._closed)
             self._closed.clear()
-            self._flying.append([self._sequences.get(row.seq_id) for row in work])
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held, self._displaced)
+            self._flying.append(flight)
+        plan = Plan(self._step, work, tuple(preempted), closed, moves, self._held, self._displaced)
         self._step += 1
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         self._landed = plan if self._trials.usual else None  # what a trial takes teaches nothing about other steps
-        failed = dict(result.failed)
-        rows = {row[0]: row for row in result.rows}
-        answered: list[Sequence] = []
+        flight = self._flying.popleft()
+        if result.failed:
+            self._fail_rows(flight, dict(result.failed))
+        ended: set[Sequence] = set()
         forked: list[Sequence] = []
-        for (seq_id, start, tokens, _, draws, pad), sequence in zip(plan.work, self._flying.popleft(), strict=True):
-            if pad or sequence is None or sequence.finish is not None:
-                continue
-            if seq_id in failed:
-                self._memory.distrust(sequence)
-                self._fail(sequence, failed[seq_id])
-                continue
-            end = start + len(tokens)
-            # Whoever had to make way meanwhile has no blocks any more, but gets his token.
-            if end >= sequence.full_at and sequence.running:
-                self._memory.enter(sequence, end)
-            if draws:
-                answered.append(sequence)
-                row = rows[seq_id]
-                if draws is sequence.draws:
-                    self._append(sequence, end, row.tokens, row.logprobs)
+        outputs, ahead = self._outputs, self._ahead
+        drawn = _columns(result, flight)
+        for sequence, end, tokens, logprobs in zip(flight.sequences, flight.ends, *drawn, strict=True):
+            # Nearly all rows are calm, and of these nothing is asked that is known already.
+            if end < sequence.calm_until and tokens[0] not in sequence.ends:
+                if ahead:
+                    sequence.tokens[end] = tokens[0]
                 else:
-                    forked += self._draw(sequence, end, draws, row)
+                    sequence.tokens.append(tokens[0])
+                outputs.append(_record(Output, (sequence.id, tokens, None, None, sequence.cached, logprobs)))
+            elif sequence.finish is None:
+                forked += self._take_in(sequence, end, flight.shared.get(sequence.id), tokens, logprobs)
+            else:
+                ended.add(sequence)
+        for sequence, end in flight.silent:
+            self._enter(sequence, end)
+        answered = [sequence for sequence in flight.sequences if sequence not in ended] if ended else flight.sequences
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -301,7 +321,7 @@ class Scheduler:
         """The last decision was to try somebody alone: the next one needs its result."""
         return not self._trials.usual
 
-    def _trial(self, suspect: Sequence) -> tuple[list[Work], list[str]]:
+    def _trial(self, suspect: Sequence) -> tuple[_Flight, list[str], list[Work]]:
         """The suspect alone, so that only it can make the step fail. It has all the memory there is, if it needs it."""
         others = [other for other in self.running if other is not suspect]
         for other in others:
@@ -309,7 +329,9 @@ class Scheduler:
         if not suspect.running:
             self._admit(suspect, self._memory.match(suspect))
         count = min(suspect.missing, self.config.max_num_batched_tokens)
-        return [self._work(suspect, suspect.computed + count)], [other.id for other in others]
+        flight = _Flight()
+        self._row(flight, suspect, suspect.computed + count)
+        return flight, [other.id for other in others], []
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
@@ -321,13 +343,23 @@ class Scheduler:
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
         if urgent is None or self._would_fit(urgent, []):
             return None
-        worst = self._queue.yielding(urgent, self.running)
-        if not worst or not self._would_fit(urgent, worst):
-            return None
-        fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
-        for sequence in worst[:fewest]:
+        leaving = self._fewest(urgent, self._queue.yielding(urgent, self.running))
+        for sequence in leaving:
             self._preempt(sequence, store=True)
-        return Displaced(urgent.id, tuple(sequence.id for sequence in worst[:fewest]))
+        return Displaced(urgent.id, tuple(sequence.id for sequence in leaving)) if leaving else None
+
+    def _fewest(self, urgent: Sequence, worst: list[Sequence]) -> list[Sequence]:
+        """So many of these, from the first on, that it would fit if they left. Nobody if not even all of them are enough.
+
+        Mostly one is, and to ask what many hold takes long: so one is tried first, then two, four and so on.
+        """
+        few, most = 0, min(1, len(worst))
+        while most and not self._would_fit(urgent, worst[:most]):
+            few, most = most, min(2 * most, len(worst))
+            if few == most:
+                return []
+        between = range(few + 1, most)
+        return worst[: few + 1 + bisect_left(between, True, key=lambda count: self._would_fit(urgent, worst[:count]))]
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
         """There would be a place and memory for it if these left. If any do, others grow before it gets on in this step."""
@@ -339,22 +371,33 @@ class Scheduler:
         match = self._memory.match(sequence)
         need = self._memory.need(sequence, match, leaving)
         if leaving:
-            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in staying)
+            growing = [other for other in staying if len(other.tokens) >= other.room]
+            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in growing)
         return self._policy.headroom.admits(sequence, need, self.pool, staying)
 
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _go_on(self, work: list[Work], budget: int, preempted: list[str], *, behind: bool) -> int:
-        """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
-        spent = 0
+    def _go_on(self, flight: _Flight, budget: int, preempted: list[str], *, behind: bool) -> int:
+        """Adds rows to `flight`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
+        beyond = 0
+        work, sequences, ends, ahead = flight.work, flight.sequences, flight.ends, self._ahead
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            end = sequence.computed + count
-            if end <= sequence.room or self._make_room(sequence, end, work, preempted):
-                work.append(self._work(sequence, end))
-                spent += count
-        return spent
+            start = sequence.computed
+            end = start + count
+            if end <= sequence.room and sequence.draws:  # as `_row`, of which only this is left
+                sequence.computed = end
+                tokens = sequence.tokens
+                work.append(_record(Work, (sequence.id, start, tokens[_LAST], sequence.blocks, sequence.draws, False)))
+                sequences.append(sequence)
+                ends.append(end)
+                if ahead:
+                    self._go_ahead(sequence, end)
+            elif end <= sequence.room or self._make_room(sequence, end, flight, preempted):
+                self._row(flight, sequence, end)
+                beyond += count - 1
+        return len(work) + beyond
 
-    def _make_room(self, sequence: Sequence, tokens: int, work: list[Work], preempted: list[str]) -> bool:
+    def _make_room(self, sequence: Sequence, tokens: int, flight: _Flight, preempted: list[str]) -> bool:
         """Gives the sequence the blocks for `tokens` in all. Preempts one of the worst that have no part in this step yet.
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
@@ -362,7 +405,7 @@ class Scheduler:
         if not sequence.running:  # it has lost its blocks to one before it
             return False
         while self._memory.lacks(sequence, tokens) > self.pool.free:
-            planned = {row.seq_id for row in work}
+            planned = {row.seq_id for row in flight.work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             # Whoever ends with the token that is being drawn for him loses nothing. At depth 1 there is nobody like that.
@@ -377,7 +420,7 @@ class Scheduler:
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_on(self, work: list[Work], budget: int, now: float, displaced: tuple[str, ...]) -> int:
+    def _get_on(self, flight: _Flight, budget: int, now: float, displaced: tuple[str, ...]) -> int:
         """Admits while gate, places, budget and memory allow it. Returns the tokens that were given.
 
         The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory. So does one
@@ -397,7 +440,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            work.append(self._work(sequence, sequence.computed + count))
+            self._row(flight, sequence, sequence.computed + count)
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -422,7 +465,8 @@ class Scheduler:
 
     def _places(self) -> int:
         """Places that are taken, those of followers included."""
-        return len(self.running) + sum(len(leader.followers) for leader in self._leading.values())
+        kept = sum([len(leader.followers) for leader in self._leading.values()]) if self._leading else 0
+        return len(self.running) + kept
 
     def _somebody_fits(self, now: float) -> bool:
         """A waiting request would be admitted now, if tokens were left for it."""
@@ -432,7 +476,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, match: Match) -> None:
         """Gives the sequence blocks for all tokens that it has, shared ones first."""
         self._queue.remove(sequence)
-        insort(self.running, sequence, key=self._queue.rank)
+        insort(self.running, sequence, key=_rank)
         sequence.running = True
         if sequence.followers:
             self._leading[sequence.id] = sequence
@@ -455,25 +499,73 @@ class Scheduler:
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, sequence: Sequence, end: int) -> Work:
-        """The row of its next tokens up to `end`, which count as computed from now on."""
+    def _row(self, flight: _Flight, sequence: Sequence, end: int) -> None:
+        """Adds the row of its next tokens up to `end`, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
         sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
-        work = _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
-        # Whoever ends with this token for certain, or is followed by others, misses nothing until it is there.
-        if self._ahead and len(draws) == 1 and end < sequence.most:
-            tokens.append(PENDING)
-        return work
+        flight.work.append(_record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False)))
+        if draws:
+            flight.sequences.append(sequence)
+            flight.ends.append(end)
+        else:
+            flight.silent.append((sequence, end))
+        if len(draws) > 1:
+            flight.shared[sequence.id] = draws
+        if self._ahead and len(draws) == 1:
+            self._go_ahead(sequence, end)
+        _calm(sequence)
 
-    def _draw(self, sequence: Sequence, place: int, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
+    def _go_ahead(self, sequence: Sequence, end: int) -> None:
+        """It misses the token that is being drawn, unless it ends with that one for certain. Then it draws no more."""
+        if end < sequence.most:
+            sequence.tokens.append(PENDING)
+        else:
+            sequence.draws = ()
+
+    def _take_in(
+        self,
+        sequence: Sequence,
+        end: int,
+        shared: tuple[Draw, ...] | None,
+        drawn: tuple[int, ...],
+        logprobs: tuple[Logprobs, ...],
+    ) -> list[Sequence]:
+        """Takes in the tokens of a row that may be of any kind. Returns the followers who go their own ways from now on."""
+        self._enter(sequence, end)
+        if shared is not None:
+            return self._draw(sequence, end, shared, drawn, logprobs)
+        self._append(sequence, end, drawn, logprobs)
+        return []
+
+    def _enter(self, sequence: Sequence, end: int) -> None:
+        """Blocks that are full now are known from now on. Whoever had to make way meanwhile has no blocks any more."""
+        if end >= sequence.full_at and sequence.running:
+            self._memory.enter(sequence, end)
+            _calm(sequence)
+
+    def _fail_rows(self, flight: _Flight, messages: dict[str, str]) -> None:
+        """The executor could not compute these. Who has ended meanwhile stays as he ended."""
+        for sequence in (*flight.sequences, *(sequence for sequence, _ in flight.silent)):
+            if sequence.id in messages and sequence.finish is None:
+                self._memory.distrust(sequence)
+                self._fail(sequence, messages[sequence.id])
+
+    def _draw(
+        self,
+        sequence: Sequence,
+        place: int,
+        draws: tuple[Draw, ...],
+        tokens: tuple[int, ...],
+        logprobs: tuple[Logprobs, ...],
+    ) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
         drawn = {draw.choice: slice(i, i + 1) for i, draw in enumerate(draws)}
         for one in (sequence, *followers):
             its = drawn[one.choice]
-            self._append(one, place, row.tokens[its], row.logprobs[its])
+            self._append(one, place, tokens[its], logprobs[its])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
@@ -485,7 +577,7 @@ class Scheduler:
             follower.running = True
             if leader.running:  # otherwise it had to make way meanwhile, and there is nothing to share
                 self._memory.fork(leader, follower)
-            insort(self.running, follower, key=self._queue.rank)
+            insort(self.running, follower, key=_rank)
         return followers
 
     def _keep_if_it_fits(self, sequence: Sequence) -> None:
@@ -504,7 +596,6 @@ class Scheduler:
             tokens[place] = token
         else:
             tokens.append(token)
-        # Most tokens end nothing, and for them nothing more is asked.
         ending = stopping.ending(sequence, token, place) if place >= sequence.most or token in sequence.ends else None
         if ending is None:
             self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
@@ -524,9 +615,10 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _get_off(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
         self._leading.pop(sequence.id, None)
         sequence.running = False
+        sequence.draws, sequence.calm_until = (), 0
         self._memory.release(sequence)
 
     def _finish(
@@ -587,7 +679,24 @@ def _drop_pending(sequence: Sequence) -> None:
 def _cut(sequence: Sequence, length: int) -> None:
     """Makes new tokens of the first ones: the old ones may be the history of a draw in flight, which stays as it is."""
     if length < len(sequence.tokens):
-        sequence.tokens, sequence.draws = sequence.tokens[:length], ()
+        sequence.tokens, sequence.draws, sequence.calm_until = sequence.tokens[:length], (), 0
+
+
+def _calm(sequence: Sequence) -> None:
+    """Says how long nothing can happen to it but one more token in each step, if it draws like that already."""
+    if sequence.draws:
+        sequence.calm_until = min(sequence.full_at, sequence.most)
+
+
+def _columns(result: Result, flight: _Flight) -> tuple[Iterable[tuple[int, ...]], Iterable[tuple[Logprobs, ...]]]:
+    """What was drawn, in the order of the plan; nothing for rows that have failed. Mostly they come in this order already."""
+    planned = tuple([sequence.id for sequence in flight.sequences])
+    ids, tokens, logprobs = zip(*result.rows, strict=True) if result.rows else ((), (), ())
+    if ids == planned:
+        return tokens, logprobs
+    rows = dict.fromkeys(planned, ((), ())) if result.failed else {}
+    rows |= zip(ids, zip(tokens, logprobs, strict=True), strict=True)
+    return [rows[seq_id][0] for seq_id in planned], [rows[seq_id][1] for seq_id in planned]
 
 
 def _draws(sequence: Sequence) -> tuple[Draw, ...]:
