@@ -1,5 +1,8 @@
 """chairlift: an LLM inference server built around continuous batching."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("chairlift")
+try:
+    __version__ = version("chairlift")
+except PackageNotFoundError:  # run from its sources, as scripts/gpu-check does
+    __version__ = "0+uninstalled"

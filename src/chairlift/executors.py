@@ -317,7 +317,6 @@ class _Torch:
                 sizes=sizes,
                 on_tensor=watch.on_tensor,
                 on_compile=watch.on_compile,
-                on_graph=watch.on_graph,
             )
         executor = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=watch.on_tensor, **sizes)
         executor.prepare(choice, on_compile=watch.on_compile, on_graph=watch.on_graph)
@@ -402,11 +401,14 @@ def depth(options: EngineOptions) -> int:
 def sized(
     options: EngineOptions, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
 ) -> EngineOptions:
-    """With these limits of a step, and where they are None with what suits the executor. Raises as `check`."""
+    """With these limits of a step, and where they are None with what suits the executor. Raises as `check`.
+
+    Every running request needs a token: what nobody asked for gives way to what somebody did.
+    """
     check(options)
     batch = EXECUTORS[options.executor].batch(options)
-    seqs = batch.seqs if max_num_seqs is None else max_num_seqs
-    tokens = batch.tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    seqs = min(batch.seqs, max_num_batched_tokens or batch.tokens) if max_num_seqs is None else max_num_seqs
+    tokens = max(batch.tokens, seqs) if max_num_batched_tokens is None else max_num_batched_tokens
     return replace(options, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 

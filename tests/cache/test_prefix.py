@@ -109,3 +109,42 @@ def test_it_equals_a_list_of_whole_prefixes(prompts: list[tuple[str, list[int]]]
             break
         expected.append(known[salt, tuple(tokens[:end])])
     assert hit(index, tokens, salt) == expected
+
+
+def test_a_trail_over_a_block_that_came_back_is_not_followed():
+    """The block and all of its tokens are the same, but what was below it belongs to the one that was evicted."""
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    trail = index.retrace(array("i", [1, 2, 3, 4, 5]), "", None)
+    index.forget([7])
+    enter(index, [1, 2], [7])
+    assert index.retrace(array("i", [1, 2, 3, 4, 5]), "", trail).match.blocks == [7]
+
+
+def test_a_trail_is_cut_where_tokens_are():
+    index = PrefixIndex(2)
+    enter(index, [1, 2, 3, 4], [7, 8])
+    trail = index.retrace(array("i", [1, 2, 3, 4, 5]), "", None)
+    assert index.retrace(array("i", [1, 2, 3, 4]), "", trail).match.blocks == [7]
+
+
+Change = tuple[list[int], list[int]]
+"""Blocks that are forgotten, and a prompt that is entered then."""
+
+
+@given(
+    changes=st.lists(st.tuples(st.lists(st.integers(0, 7)), st.lists(st.integers(0, 1), max_size=9)), max_size=8),
+    wanted=st.lists(st.integers(0, 1), min_size=9, max_size=9),
+    lengths=st.lists(st.integers(1, 9), min_size=8, max_size=8),
+)
+def test_whoever_follows_a_trail_finds_what_he_finds_without_one(
+    changes: list[Change], wanted: list[int], lengths: list[int]
+) -> None:
+    index, trail = PrefixIndex(2), None
+    for (forgotten, prompt), length in zip(changes, lengths, strict=False):
+        index.forget(forgotten)
+        free = [block for block in range(8) if block not in index][: len(prompt) // 2]
+        enter(index, prompt, free)
+        tokens = array("i", wanted[:length])
+        trail = index.retrace(tokens, "", trail)
+        assert trail.match == index.match(tokens, "")

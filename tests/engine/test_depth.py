@@ -265,10 +265,19 @@ def displaced(engine: Ride, *low: Request, after: int) -> Ride:
 def test_whoever_makes_way_gets_the_token_of_his_row_all_the_same():
     engine = displaced(ride(depth=2, max_num_seqs=1), request("a", range(5), 9), after=3)
     engine.step()
-    assert (len(engine.tokens["a"]), engine.core.scheduler.running) == (4, [])
+    assert (len(engine.tokens["a"]), [one.id for one in engine.core.scheduler.running]) == (4, ["urgent"])
     engine.run()
     assert tuple(engine.tokens["a"]) == solo(tuple(range(5)), NEXT, 9)
     assert engine.free_again
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_whoever_makes_way_while_his_row_fills_a_block_finds_it_again(cached: bool):
+    engine = displaced(ride(depth=2, max_num_seqs=1, enable_prefix_caching=cached), request("a", range(15), 4), after=1)
+    engine.run()
+    assert engine.preemptions == 1
+    assert [tokens for _, tokens in engine.work_of("a")] == [15, 1, 1, 1]
+    assert tuple(engine.tokens["a"]) == solo(tuple(range(15)), NEXT, 4)
 
 
 def test_choices_whose_prompt_was_computed_when_they_had_to_make_way_have_their_first_tokens():

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draws import logits_and_draws, mask_of
+from draws import logits_and_draws
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
+from masks import mask_of
 from numpy.typing import NDArray
 
 from chairlift.core.errors import NothingAllowed

@@ -91,7 +91,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @invariant()
     def the_index_names_only_what_is_there(self) -> None:
         for block in getattr(self, "index", ()):
-            _, tokens = self.index._keys[block]
+            _, _, (_, tokens) = self.index._of_block[block]
             assert tokens == sequence_of(self.contents[block])
 
     def teardown(self) -> None:

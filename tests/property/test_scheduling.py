@@ -136,22 +136,22 @@ def longest_gap(held: set[int], total: int) -> int:
 
 
 def check_who_made_way(ride: Ride, step: Step, before: list[Sequence]) -> None:
-    """Whoever was displaced stands behind the one he made way for, and his tenant keeps a place if that was for a share.
+    """Whoever was displaced waits, and his tenant keeps a place if that was for a share. Whom he made way for gets on, unless
+    the step has no tokens left or somebody was short of memory: then he still is the first of those who wait.
 
     The first by rank, of those that ran `before`, makes way for a smaller rank only.
     """
-    held = step.plan.held
+    scheduler = ride.core.scheduler
+    first = None if step.plan.displaced is None else scheduler._sequences.get(step.plan.displaced.by)
     before = [one for one in before if one.finish is None]
-    if held is None or held.reason != "making_way" or not before:
+    if step.plan.displaced is None or first is None or not before:
         return
     event("made way")
-    scheduler = ride.core.scheduler
     order = scheduler._policy.order
-    waiting = {one.id: one for one in order}
-    first = waiting[held.seq_id]
-    displaced = [one for one in before if one.id in step.plan.preempted]
-    assert order.peek(step.now) is first
+    displaced = [one for one in before if one.id in step.plan.displaced.seq_ids]
+    waiting = {one.id for one in order}
     assert all(one.id in waiting for one in displaced)
+    assert first.running or step.plan.held in (("budget", first.id), ("no_block", first.id))
     if before[0] in displaced:
         assert order.rank(first) < order.rank(before[0])
     for one in displaced:

@@ -472,8 +472,8 @@ def test_as_many_make_way_for_an_urgent_request_as_it_has_choices():
     engine.submit(*(request(f"low{number}", range(number, number + 5), 40, priority=1000) for number in range(3)))
     engine.step()
     engine.submit(request("urgent", range(9), 3, arrival=1.0, samples=2))
-    assert len(engine.step().plan.preempted) == 2
-    assert [told.request.id for told in engine.step().admitted] == ["urgent"]
+    step = engine.step()
+    assert (len(step.plan.preempted), [told.request.id for told in step.admitted]) == (2, ["urgent"])
 
 
 def test_names_of_choices_are_those_of_the_request_and_a_number():

@@ -195,5 +195,5 @@ class TestPaced:
             engine.step()
         assert len(engine.core.scheduler.running) == 4  # a step takes twice the target, so only the fewest run
         engine.submit(request("urgent", range(9, 13), 4, arrival=engine.now))
-        assert len(engine.step().plan.preempted) == 1
-        assert [admitted.request.id for admitted in engine.step().admitted] == ["urgent"]
+        step = engine.step()
+        assert (len(step.plan.preempted), [admitted.request.id for admitted in step.admitted]) == (1, ["urgent"])

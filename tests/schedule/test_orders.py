@@ -9,7 +9,7 @@ from executors import solo
 from virtual import Ride, request
 
 from chairlift.cache.prefix import PrefixIndex
-from chairlift.core.types import Limits, Sequence
+from chairlift.core.types import Displaced, Held, Limits, Sequence
 from chairlift.schedule.cached import S_PER_CACHED_TOKEN
 from chairlift.schedule.deadlines import LATE_TURN, UNTARGETED_S
 from chairlift.schedule.lengths import LENGTH_WEIGHT
@@ -71,17 +71,18 @@ def test_an_urgent_request_takes_a_place_in_a_full_batch(policy: str):
     engine = full_of_low_ones(policy)
     engine.submit(request("urgent", range(9, 13), 4, arrival=3.0))
     engine.run()
-    assert first_step(engine, "urgent") == 4  # one step after the one that made way
+    assert first_step(engine, "urgent") == 3  # in the one in which another made way
     assert engine.preemptions == 1
 
 
-def test_when_all_who_ran_make_way_the_engine_does_not_fall_asleep():
+def test_all_who_run_may_make_way():
     engine = one_by_one("priority")
     engine.submit(request("low", range(4), 20, priority=LOW))
     engine.step()
     engine.submit(request("urgent", range(9, 13), 4, arrival=1.0))
     step = engine.step()
-    assert (step.plan.work, step.plan.preempted, step.wake_at) == ((), ("low",), step.now)
+    assert (step.plan.displaced, step.plan.held) == (Displaced("urgent", ("low",)), Held("no_place", "low"))
+    assert [work.seq_id for work in step.plan.work] == ["urgent"]
     engine.run()
     assert starts(engine) == ["low", "urgent"]
     assert engine.free_again
@@ -97,6 +98,21 @@ def test_whoever_made_way_comes_back_with_its_own_text():
     assert engine.free_again
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_without_the_prefix_cache_whoever_made_way_finds_what_nobody_took_and_no_other_does(depth: int):
+    engine = ride(scheduling_policy="priority", max_num_seqs=1, num_blocks=60, enable_prefix_caching=False, depth=depth)
+    engine.submit(request("low", range(12), 20, priority=LOW))
+    for _ in range(4):
+        engine.step()
+    engine.submit(request("alike", range(12), 4, arrival=engine.now))
+    engine.run()
+    assert engine.preemptions == 1
+    assert [told.cached for step in engine.steps for told in step.admitted] == [0, 0]
+    again = sum(tokens for _, tokens in engine.work_of("low")) - (12 + 20 - 1)
+    assert 0 <= again < 4  # those in a block that was not full
+    assert tuple(engine.tokens["low"]) == solo(tuple(range(12)), NEXT, 20)
+
+
 def test_an_equal_class_never_displaces_anybody():
     engine = full_of_low_ones()
     engine.submit(request("equal", range(9, 13), 4, arrival=3.0, priority=LOW))
@@ -110,8 +126,8 @@ def test_only_as_many_make_way_as_must():
     for _ in range(6):
         engine.step()
     engine.submit(request("urgent", range(40, 48), 4, arrival=6.0))
-    assert len(engine.step().plan.preempted) == 1
-    assert [admitted.request.id for admitted in engine.step().admitted] == ["urgent"]
+    step = engine.step()
+    assert (len(step.plan.preempted), [admitted.request.id for admitted in step.admitted]) == (1, ["urgent"])
 
 
 def test_nobody_makes_way_in_vain():
@@ -161,7 +177,7 @@ def test_of_like_ones_the_cheaper_of_the_worse_half_yields():
 
 def full_of_one_tenant(places: int = 4, most: int = 40, policy: str = "fair", **changes: Any) -> Ride:
     """All places are taken by `many`, whose requests came in the order of their numbers, and another one of it waits."""
-    engine = ride(max_num_seqs=places, num_blocks=100, scheduling_policy=policy, **changes)
+    engine = ride(**{"max_num_seqs": places, "num_blocks": 100, "scheduling_policy": policy} | changes)
     engine.submit(*(request(f"many{n}", [n] * 4, most, arrival=0.01 * n, tenant="many", priority=1) for n in range(places + 1)))
     for _ in range(3):
         engine.step()
@@ -178,18 +194,18 @@ def test_a_tenant_without_a_place_takes_the_latest_of_one_with_several(policy: s
     engine.submit(request("one", [9] * 4, 4, arrival=3.0, tenant="one", priority=1))
     engine.run()
     # Who was never here before is level with the others for a step; in the next one makes way.
-    assert first_step(engine, "one") == 5
+    assert first_step(engine, "one") == 4
     assert displaced(engine) == ["many3"]
     assert tuple(engine.tokens["many3"]) == solo((3,) * 4, NEXT, 40)
 
 
-def test_a_tenant_that_was_here_before_waits_for_nothing_but_the_one_that_makes_way():
+def test_a_tenant_that_was_here_before_does_not_wait_at_all():
     engine = full_of_one_tenant()
     for name in ("before", "again"):
         engine.submit(request(name, [9] * 4, 1, arrival=engine.now, tenant="one", priority=1))
         for _ in range(6):
             engine.step()
-    assert first_step(engine, "again") == 9 + 1
+    assert first_step(engine, "again") == 9
 
 
 def test_the_only_place_of_a_tenant_is_not_taken():
@@ -208,7 +224,7 @@ def test_places_are_taken_up_to_the_equal_share():
 
 
 def test_where_all_must_be_computed_again_a_second_place_is_taken_only_of_one_with_many_more():
-    engine = full_of_one_tenant(enable_prefix_caching=False)
+    engine = full_of_one_tenant(kv_layout="contiguous", num_blocks=200)
     engine.submit(*(request(f"one{n}", [9 + n] * 4, 40, arrival=3.0, tenant="one", priority=1) for n in range(3)))
     for _ in range(8):
         engine.step()
@@ -225,7 +241,7 @@ def test_weights_say_what_an_equal_share_of_the_places_is():
 
 def test_a_request_of_several_choices_takes_all_its_places_or_none():
     engine = full_of_one_tenant()
-    engine.submit(request("three", [9] * 4, 4, arrival=3.0, tenant="one", priority=1, samples=3))
+    engine.submit(request("three", [9] * 4, 40, arrival=3.0, tenant="one", priority=1, samples=3))
     engine.step()
     engine.submit(request("two", [9] * 4, 4, arrival=4.0, tenant="two", priority=1, samples=2))
     for _ in range(4):

@@ -1,5 +1,6 @@
 """Virtual token counters: what is charged, who is lifted, what is forgotten."""
 
+import pytest
 from virtual import request
 
 from chairlift.core.types import Sequence
@@ -97,6 +98,23 @@ def test_an_idle_tenant_has_no_credit():
     assert ledger.counter("light") == 100
 
 
+@pytest.mark.parametrize(
+    ("credit", "meanwhile", "behind"), [(1000, 0, 100), (1000, 30, 70), (1000, 100, 0), (1000, 500, 0), (20, 30, 20)]
+)
+def test_in_a_pause_a_tenant_loses_of_what_it_was_behind_what_others_are_served(credit: int, meanwhile: int, behind: int):
+    """It was 100 behind when its last request ended."""
+    ledger = Ledger(credit=credit)
+    one = sequence("light", 0)
+    ledger.wait(one)
+    ledger.leave(one)
+    ledger.wait(sequence("heavy"))
+    ledger.charge("heavy", prompt=100)
+    ledger.observe(finished(one))
+    ledger.charge("heavy", prompt=meanwhile)
+    ledger.wait(sequence("light", 1))
+    assert ledger.counter("heavy") - ledger.counter("light") == behind
+
+
 def test_of_tenants_served_as_much_the_one_is_first_that_was_served_the_longest_ago():
     ledger = Ledger()
     for tenant in ("a", "b"):
@@ -176,3 +194,29 @@ def test_whoever_is_served_for_long_is_not_idle():
     ledger.observe(finished(one))
     ledger.wait(arriving("c", 10.5 * shares.IDLE_S))
     assert ledger.counter("a") == 50
+
+
+def crowd(tenant: str, count: int) -> list[Sequence]:
+    """Requests that run, each with a prompt of one token, computed, and four tokens of answer to come."""
+    return [sequence(tenant, number) for number in range(count)]
+
+
+@pytest.mark.parametrize(("had_more", "spare"), [(1 + 3 * 4 * 2, 6 - 3), (1 + 3 * 4 * 2 + 1, 6 - 1)])
+def test_more_than_the_share_of_places_is_for_who_would_still_have_had_less_with_all_of_it(had_more: int, spare: int):
+    """`few` has two places and asks for a third: a prompt of one token, and three answers of four that count twice."""
+    ledger = Ledger()
+    ledger.charge("many", prompt=had_more)
+    assert ledger.surplus(sequence("few", 9), crowd("few", 2) + crowd("many", 6)) == {"many": spare}
+
+
+def test_where_all_is_computed_again_nobody_has_more_than_the_share_and_a_second_place_only_of_one_with_many():
+    ledger = Ledger(reluctant=True)
+    ledger.charge("many", prompt=1000)
+    assert ledger.surplus(sequence("few", 9), crowd("few", 1) + crowd("many", 6)) == {"many": 6 - 2 * 2}
+    assert ledger.surplus(sequence("few", 9), crowd("many", 6)) == {"many": 6 - 1}
+
+
+def test_nobody_has_places_to_spare_for_who_was_served_more():
+    ledger = Ledger()
+    ledger.charge("few", prompt=1)
+    assert ledger.surplus(sequence("few", 9), crowd("many", 6)) == {}

@@ -65,7 +65,7 @@ def test_nothing_is_computed_twice_in_a_crowd_either():
     engine.run()
     assert engine.preemptions > 1
     assert computed(engine) == dict.fromkeys("012", 6 + 40 - 1)
-    assert len(moves(engine, "load")) == len(moves(engine, "store")) > 0
+    assert len(moves(engine, "store")) >= len(moves(engine, "load")) > 0
 
 
 @pytest.mark.parametrize("layout", ["paged", "contiguous"])
@@ -121,27 +121,31 @@ def test_whoever_comes_back_needs_only_what_it_misses_of_the_budget():
 
 
 def test_a_prompt_that_was_computed_in_part_goes_on_where_it_was():
-    engine = ride(scheduling_policy="priority", max_num_seqs=1, num_host_blocks=40, enable_prefix_caching=False)
+    """Its blocks were taken by another one meanwhile."""
+    memory = {"num_blocks": 12, "max_model_len": 48, "num_host_blocks": 40, "enable_prefix_caching": False}
+    engine = ride(scheduling_policy="priority", max_num_seqs=1, **memory)
     engine.submit(request("low", range(40), 3, priority=LOW))
     engine.step()
-    engine.submit(request("urgent", range(50, 54), 2, arrival=engine.now))
+    engine.submit(request("urgent", range(50, 94), 2, arrival=engine.now))
     engine.run()
     assert (engine.preemptions, engine.swapped) == (1, 1)
     assert [tokens for _, tokens in engine.work_of("low")] == [16, 16, 8, 1, 1]
 
 
 def test_one_with_followers_is_swapped_before_they_part():
-    engine = ride(scheduling_policy="priority", num_host_blocks=40, num_blocks=30, enable_prefix_caching=False)
+    engine = ride(
+        scheduling_policy="priority", num_host_blocks=40, num_blocks=14, max_model_len=56, enable_prefix_caching=False
+    )
     engine.submit(request("low", range(40), 3, priority=LOW, samples=3))
     engine.step()
-    engine.submit(*(request(f"urgent{number}", range(50, 54), 2, arrival=engine.now) for number in range(2)))
+    engine.submit(request("urgent", range(50, 103), 2, arrival=engine.now))
     engine.run()
-    assert (engine.preemptions, engine.swapped) == (1, 1)
+    assert engine.swapped == 1
     assert computed(engine)["low"] == 40 + 3 - 1
 
 
 def test_an_heir_computes_the_prompt_for_itself():
-    """What its leader has in the host goes with the leader."""
+    """What its leader has in the host goes with the leader, and so does what that one has left behind on the device."""
     engine = ride(scheduling_policy="priority", num_host_blocks=40, num_blocks=30, enable_prefix_caching=False)
     engine.submit(request("low", range(40), 3, priority=LOW, samples=3))
     engine.step()
@@ -156,23 +160,6 @@ def test_an_heir_computes_the_prompt_for_itself():
 
 
 # ── when nothing can be moved, or nobody comes back ───────────────────────────────────────────────────────────────────────
-
-
-def test_what_is_to_be_stored_waits_for_a_step_that_computes():
-    """All who ran make way, and there is nothing to launch."""
-    engine = displaced()
-    assert (engine.steps[-1].plan.work, engine.steps[-1].plan.moves) == ((), ())
-    engine.step()
-    assert [move.kind for move in engine.steps[-1].plan.moves] == ["store"] * 4
-
-
-def test_one_that_comes_back_at_once_is_stored_and_loaded_in_one_step():
-    engine = displaced(enable_prefix_caching=False)
-    engine.end("urgent0")
-    engine.run()
-    [step] = [step for step in engine.steps if step.plan.moves]
-    assert [move.kind for move in step.plan.moves] == ["store"] * 4 + ["load"] * 4
-    assert tuple(engine.tokens["low"]) == solo(tuple(range(9)), NEXT, 20)
 
 
 @pytest.mark.parametrize("finish", ["abort", "stop"])
@@ -252,6 +239,14 @@ def test_a_block_is_stored_before_it_is_copied_into():
     assert [(move.kind, move.source) for move in stores] == [("store", block) for block in victims[:2]]
     assert copy.kind == "copy"
     assert copy.target in victims
+
+
+def test_what_comes_back_before_anything_was_moved_is_stored_first():
+    swapping = memory()
+    sequence = seated(swapping, 6)
+    put_away(swapping, sequence)
+    swapping.seat(sequence, Match([], ""))
+    assert [move.kind for move in swapping.moves()] == ["store"] * 3 + ["load"] * 3
 
 
 @pytest.mark.parametrize("found", [0, 1, 2])

@@ -126,31 +126,28 @@ def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_as_beside
     assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
 
 
-MAKING_WAY_S = COST.step_s + (PLACES + PROMPT) * COST.token_s
-"""A step of a full machine in which a request gets on: in one of them somebody makes way, and nobody gets on yet."""
-
-
-@pytest.mark.parametrize("load", [0.1, 0.2, 0.3])
-def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_however_little_it_asks_for(load: float):
-    """With the prefix cache, as by default. Where its like keeps it waiting for nothing, the step in which somebody makes way
-    for it is not made up for: twice, and no more than that step longer; from a fifth of the machine on, just twice."""
-    place = Place(replace(config("fair"), enable_prefix_caching=True), COST, PROMPT, ANSWER)
+@pytest.mark.parametrize(("load", "cached"), [(0.1, True), (0.1, False), (0.2, False), (0.3, True), (0.4, False)])
+def test_a_light_tenant_waits_at_most_twice_as_long_beside_a_heavy_one_however_little_it_asks_for(load: float, cached: bool):
+    """With the prefix cache and without, and it costs next to nothing: others make way at once, and go on where they were."""
+    place = Place(replace(config("fair"), enable_prefix_caching=cached), COST, PROMPT, ANSWER)
     beside_peer, beside_heavy = [], []
     rates = defaultdict[str, float](float)
+    displaced = 0
     for seed in (0, 3):
         light = list(islice(stream(place, "light", load, random.Random(seed).expovariate), 80))
         beside_peer += beside(place, "fair", light, load, random.Random(seed + 1).expovariate).ttft_s
         for policy in ("fair", "fcfs"):
             told = beside(place, policy, light, HEAVIER * load, random.Random(seed + 2).expovariate)
             beside_heavy += told.ttft_s if policy == "fair" else []
+            displaced += told.displaced if policy == "fair" else 0
             rates[policy] += told.tokens_per_s
-    slack_s = MAKING_WAY_S if load < 0.2 else 0.0
-    assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95) + slack_s
+    assert displaced > 0
+    assert quantile(beside_heavy, 0.95) <= 2 * quantile(beside_peer, 0.95)
     assert rates["fair"] >= 0.97 * rates["fcfs"]
 
 
 def test_where_all_is_computed_again_fairness_costs_no_more_than_three_percent():
-    place = Place(config("fair"), COST, PROMPT, ANSWER)
+    place = Place(replace(config("fair"), kv_layout="contiguous"), COST, PROMPT, ANSWER)
     light = list(islice(stream(place, "light", 0.2, random.Random(0).expovariate), 80))
     told = {policy: beside(place, policy, light, HEAVIER * 0.2, random.Random(1).expovariate) for policy in ("fair", "fcfs")}
     assert told["fair"].displaced > 0

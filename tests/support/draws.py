@@ -1,7 +1,6 @@
-"""Random draws over small vocabularies, with ties, extremes, histories and masks, and what else tests of samplers share."""
+"""Random draws over small vocabularies, with ties, extremes, histories and masks."""
 
 from array import array
-from collections.abc import Iterable
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,14 +9,6 @@ from numpy.typing import NDArray
 from chairlift.core.types import Draw, Sampling
 
 GRID = st.integers(-12, 12).map(lambda number: number / 4)
-
-
-def mask_of(allowed: Iterable[int], vocab: int) -> "array[int]":
-    """The bits of a mask."""
-    words = [0] * -(-vocab // 32)
-    for token in allowed:
-        words[token // 32] |= 1 << token % 32
-    return array("I", words)
 
 
 @st.composite

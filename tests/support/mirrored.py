@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from draws import mask_of
+from masks import mask_of
 from tiny_decoders import PLAIN, random_weights
 
 from chairlift.core.config import EngineConfig

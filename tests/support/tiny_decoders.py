@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from draws import mask_of
+from masks import mask_of
 from numpy.typing import NDArray
 
 from chairlift.core.types import Draw, Sampling, Work

@@ -72,7 +72,10 @@ class Ride:
         self.preemptions += len(step.plan.preempted)
         for output in step.outputs:
             self.take(output)
-        assert not (step.plan.preempted and step.admitted), "no admission in a step that preempted"
+        lost, made_way = set(step.plan.preempted), () if step.plan.displaced is None else step.plan.displaced.seq_ids
+        assert lost.issuperset(made_way)
+        assert not (lost.difference(made_way) and step.admitted), "no admission in a step that took memory from somebody"
+        assert lost.isdisjoint(work.seq_id for work in step.plan.work if not work.pad), "whoever lost his blocks has no row"
         scheduler = self.core.scheduler
         check(scheduler.pool, scheduler.index, scheduler.sequences, scheduler.config.block_size)
         if isinstance(scheduler._memory.device, Contiguous):

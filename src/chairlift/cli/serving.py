@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from chairlift import __version__, compose, machine
+from chairlift.cli import garbage
 from chairlift.cli.loading import sources, user_console
 from chairlift.cli.report import NO_TEMPLATE
 from chairlift.core.errors import ConfigError
@@ -76,6 +77,7 @@ def run(asked: Asked) -> int:
                 template=template,
             )
             widest = prompt_bytes(engine.tokenizer, longest(engine.fit.config))
+            garbage.spare()
 
             def start() -> Service:
                 recorders = [] if asked.record is None else [_recorder(engine, asked, asked.record)]

@@ -72,8 +72,8 @@ class Step:
 
         Whoever is computed again because a step failed, or waits while one is tried alone, is not among them.
         """
-        held = self.plan.held
-        usual = not self.raised and held is not None and held.reason in ("no_block", "making_way")
+        held, displaced = self.plan.held, self.plan.displaced
+        usual = not self.raised and (displaced is not None or (held is not None and held.reason == "no_block"))
         return (self.plan.preempted if usual else ()) + self.put_back
 
 

@@ -132,6 +132,7 @@ class Sequence:
     __slots__ = (
         "blocks",
         "cached",
+        "calm_until",
         "choice",
         "computed",
         "draws",
@@ -148,6 +149,7 @@ class Sequence:
         "place",
         "prompt_len",
         "put_back_at",
+        "rank",
         "request",
         "room",
         "running",
@@ -161,6 +163,8 @@ class Sequence:
         self.choice = choice
         self.number = number
         """Its place in the order in which requests came; it decides where everything else is equal."""
+        self.rank: tuple[float, ...] = ()
+        """Its place among those that run, by the order of its engine. It never changes."""
         self.tokens = array("i", request.prompt)
         self.prompt_len = len(request.prompt)
         self.ends = request.stopping.eos_ids | request.stopping.stop_ids
@@ -173,7 +177,9 @@ class Sequence:
         self.room = 0
         """Up to so many tokens can be written into `blocks` without any more memory."""
         self.draws: tuple[Draw, ...] = ()
-        """What every row of it that draws asks for, once that stays the same: it has no followers, and may draw any token."""
+        """What every row of it asks for, once it draws in every step and may draw any token, and has no followers."""
+        self.calm_until = 0
+        """Rows that end before this place do nothing but draw one more token, unless that ends it: they fill no block."""
         self.cached = 0
         """Prompt tokens that the prefix index gave it when it was first admitted."""
         self.indexed = 0
@@ -294,14 +300,13 @@ class Move(NamedTuple):
     target: int
 
 
-Reason = Literal["no_block", "no_place", "budget", "gate", "making_way", "urgent", "share", "behind"]
+Reason = Literal["no_block", "no_place", "budget", "gate", "urgent", "share", "behind"]
 """Why a request waits. The first of the queue does because
 
 - no_block: memory is not enough for it, or was just taken from somebody who runs;
 - no_place: as many run as may run;
 - budget: the step's tokens are spent, or what is left of them is too little to begin with;
-- gate: this way of batching lets nobody in at this moment;
-- making_way: others have made way for it in this step, and it gets on in the next.
+- gate: this way of batching lets nobody in at this moment.
 
 All others wait because somebody is before them: who came later but is more urgent (urgent), or whose tenant has had less
 (share), or for any other reason, most of all because he came earlier (behind).
@@ -315,12 +320,20 @@ class Held(NamedTuple):
     seq_id: str
 
 
+class Displaced(NamedTuple):
+    """Who made way, in the step in which `by` gets on instead: it is more urgent, or has less than its tenant's share."""
+
+    by: str
+    seq_ids: tuple[str, ...]
+
+
 class Plan(NamedTuple):
     """The decision of one step. It is self-contained: it can be logged, replayed, priced, or sent to another process.
 
     `moves` are done before the work, in their order: first the stores, then the copies, then the loads. None reads what another
     one has written, but for a load of what has just been stored.
-    `preempted` lost their blocks in this step; the executor may drop whatever it keeps for `closed`.
+    `preempted` lost their blocks in this step, those among them that were `displaced`; the executor may drop whatever it keeps
+    for `closed`.
     """
 
     step: int
@@ -329,6 +342,7 @@ class Plan(NamedTuple):
     closed: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     held: Held | None = None
+    displaced: Displaced | None = None
 
     @property
     def tokens(self) -> int:

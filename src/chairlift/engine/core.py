@@ -90,7 +90,8 @@ class EngineCore:
         self._flights.clear()
         preempted = self.scheduler.take_back([flight.plan for flight in flights], message)
         admitted = tuple(one for flight in flights for one in flight.admitted)
-        failed = _Flight(flights[0].plan._replace(preempted=preempted), self.scheduler.snapshot(), admitted, ahead=False)
+        plan = flights[0].plan._replace(preempted=preempted, displaced=None)
+        failed = _Flight(plan, self.scheduler.snapshot(), admitted, ahead=False)
         return self._report(self._began, failed, now - self._began, raised=True, launching=launching)
 
     @property

@@ -198,17 +198,19 @@ class Traces:
 
     def _preempt(self, step: Step) -> None:
         if step.plan.preempted:
-            why = None if step.plan.held is None else step.plan.held.reason
-            reason = "failed_step" if step.raised or why == "gate" else "no_block"
+            short = step.plan.held is not None and step.plan.held.reason == "no_block"
             for choice in step.plan.preempted:
-                told = reason if step.raised or why != "making_way" else self._made_way(choice, step.plan)
-                self._send_away((choice,), step.now, Event(0.0, "preempted", step=step.plan.step, reason=told))
+                reason = self._made_way(choice, step.plan) or ("no_block" if short and not step.raised else "failed_step")
+                self._send_away((choice,), step.now, Event(0.0, "preempted", step=step.plan.step, reason=reason))
 
-    def _made_way(self, choice: str, plan: Plan) -> Reason:
-        """What it was about the first of the queue that displaced it."""
+    def _made_way(self, choice: str, plan: Plan) -> Reason | None:
+        """What it was about the one that displaced it, if one did."""
+        if plan.displaced is None or choice not in plan.displaced.seq_ids:
+            return None
         displaced = self._stories.get(choice)
-        first = None if plan.held is None else self._stories.get(plan.held.seq_id)
-        alike = displaced is not None and first is not None and displaced.priority == first.priority
+        # With two steps in flight it may have ended before the result of this one was there.
+        by = self._stories.get(plan.displaced.by) or self._ended.get(plan.displaced.by)
+        alike = displaced is not None and by is not None and displaced.priority == by.priority
         return "share" if alike else "urgent"
 
     def _send_away(self, choices: Iterable[str], at: float, event: Event) -> None:

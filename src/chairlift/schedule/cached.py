@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from chairlift.cache.prefix import PrefixIndex
+from chairlift.cache.prefix import PrefixIndex, Trail
 from chairlift.core.types import Sequence
 from chairlift.schedule.orders import arrival
 from chairlift.schedule.queues import Sorted
@@ -27,6 +27,8 @@ class CachedFirst:
         self._index = index
         self._s_per_token = s_per_token
         self._sorted = Sorted(self._key)
+        self._trails: dict[str, Trail] = {}
+        """What of each was in the cache when it was last looked up."""
         self._turns: OrderedDict[str, Sequence] = OrderedDict()
         """All who wait; the one that was looked up the longest ago is the first."""
         self._refreshed_at: float | None = None
@@ -39,7 +41,7 @@ class CachedFirst:
 
     def remove(self, sequence: Sequence) -> None:
         self._sorted.remove(sequence)
-        del self._turns[sequence.id]
+        del self._turns[sequence.id], self._trails[sequence.id]
 
     def peek(self, now: float) -> Sequence | None:
         if now != self._refreshed_at:
@@ -78,5 +80,7 @@ class CachedFirst:
         return True
 
     def _key(self, sequence: Sequence) -> float:
-        blocks = self._index.match(sequence.tokens, sequence.request.cache_salt).blocks
-        return arrival(sequence) - self._s_per_token * len(blocks) * self._index.block_size
+        known = self._trails.get(sequence.id)
+        trail = self._index.retrace(sequence.tokens, sequence.request.cache_salt, known)
+        self._trails[sequence.id] = trail
+        return arrival(sequence) - self._s_per_token * len(trail.match.blocks) * self._index.block_size

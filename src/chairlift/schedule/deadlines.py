@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from chairlift.core.types import Plan, Sequence
+from chairlift.core.types import Plan, Sequence, Work
 from chairlift.schedule.costs import Line
 from chairlift.schedule.orders import arrival
 from chairlift.schedule.policy import Past
@@ -70,15 +70,23 @@ class Onset:
 
     def _take_in(self, plan: Plan, elapsed_s: float) -> None:
         began, self._now = self._now, self._now + elapsed_s
-        for work in plan.work:
-            begun = self._begun.get(work.seq_id)
-            if begun is None or work.pad:
-                continue
+        for work in self._rows_of_begun(plan):
+            begun = self._begun[work.seq_id]
             begun.since = began if begun.since is None else begun.since
             begun.tokens += len(work.tokens)
             if work.draws:
                 self._learn(begun)
                 del self._begun[work.seq_id]
+
+    def _rows_of_begun(self, plan: Plan) -> list[Work]:
+        """In the order of the plan. Prompts come behind everybody's next tokens, so the last rows are mostly all of them."""
+        rows: list[Work] = []
+        for work in reversed(plan.work):
+            if len(rows) == len(self._begun):
+                break
+            if work.seq_id in self._begun and not work.pad:
+                rows.append(work)
+        return rows[::-1]
 
     def _learn(self, begun: "_Begun") -> None:
         assert begun.since is not None, "its first step came before its first token"

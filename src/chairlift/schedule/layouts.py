@@ -4,7 +4,7 @@ Knows what a scheduler asks of either; what is read through a table and what is 
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from chairlift.cache.pool import BlockPool
@@ -29,7 +29,7 @@ class Memory(Protocol):
         """Tokens that it will miss when it has got on."""
         ...
 
-    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
+    def need(self, sequence: Sequence, match: Match, leaving: Collection[Sequence] = ()) -> int:
         """Free blocks that its admission would take, beyond those that `leaving` would free if they left before.
 
         It is admitted only if so many are free. What cannot be served although enough are free needs more than there are.
@@ -50,6 +50,14 @@ class Memory(Protocol):
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
         """Gives it the blocks for so many tokens, as many as it `lacks`; they must be free. It may write into them at once."""
+        ...
+
+    def keep(self, sequence: Sequence) -> None:
+        """It is about to lose its blocks, and comes back for what may still be in them then."""
+        ...
+
+    def lose(self) -> None:
+        """Nothing that was ever computed may be found any more."""
         ...
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
@@ -92,7 +100,7 @@ class Contiguous:
     def missing(self, sequence: Sequence, match: Match) -> int:  # noqa: ARG002
         return len(sequence.tokens)
 
-    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:  # noqa: ARG002
+    def need(self, sequence: Sequence, match: Match, leaving: Collection[Sequence] = ()) -> int:  # noqa: ARG002
         """More than the pool has while no run is long enough: that many will never be free."""
         count = self._run(sequence)
         returned = [_held(other) for other in leaving]
@@ -117,6 +125,10 @@ class Contiguous:
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
         """Nothing: to copy a prompt into another run would take memory and time at a moment at which nobody has planned it."""
+
+    def keep(self, sequence: Sequence) -> None: ...
+
+    def lose(self) -> None: ...
 
     def moves(self) -> tuple[Move, ...]:
         return ()

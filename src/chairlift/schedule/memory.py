@@ -6,10 +6,10 @@ the paged layout, one of two (`layouts`).
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 
 from chairlift.cache.pool import BlockPool
-from chairlift.cache.prefix import Match, Place, PrefixIndex
+from chairlift.cache.prefix import Match, Place, PrefixIndex, Trail
 from chairlift.core.types import Move, Sequence
 
 
@@ -23,17 +23,23 @@ class Paged:
         self._moves: list[Move] = []
         self._forked: set[Sequence] = set()
         """They may still share the block that they write next; nobody else does."""
+        self._left = PrefixIndex(self._size)
+        """What those who lost their blocks have left in them that the index does not find, each below a salt of his own."""
         self._looked_up: tuple[Sequence | None, int, int] = (None, 0, 0)
-        """Whose match was last asked for, of how many tokens, and how often the index had changed by then."""
+        """Whose match was last asked for, of how many tokens, and how often what is found had changed by then."""
+        self._trail = Trail(Match([], ""), [])
         self._found = Match([], "")
 
     # ── what it would take ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, sequence: Sequence) -> Match:
         """What is there already of the sequence's tokens. A step asks several times for whoever is first in the queue."""
-        looked_up = (sequence, len(sequence.tokens), self.index.changes)
+        looked_up = (sequence, len(sequence.tokens), self.index.changes + self._left.changes)
         if looked_up != self._looked_up:
-            self._found = self.index.match(sequence.tokens, sequence.request.cache_salt)
+            trail = self._trail if sequence is self._looked_up[0] else None
+            self._trail = self.index.retrace(sequence.tokens, sequence.request.cache_salt, trail)
+            found = self._trail.match
+            self._found = self._with_own(sequence, found) if self._left else found
             self._looked_up = looked_up
         return self._found
 
@@ -41,11 +47,11 @@ class Paged:
         """Tokens that it will miss when it has got on."""
         return len(sequence.tokens) - len(match.blocks) * self._size
 
-    def need(self, sequence: Sequence, match: Match, leaving: Iterable[Sequence] = ()) -> int:
+    def need(self, sequence: Sequence, match: Match, leaving: Collection[Sequence] = ()) -> int:
         """Free blocks that its admission would take. Shared ones cost nothing, unless they are free now."""
         fresh = self._blocks(len(sequence.tokens)) - len(match.blocks)
         revived = self.pool.idle(match.blocks)
-        return fresh + revived - self.freed(leaving, match)
+        return fresh + revived - (self.freed(leaving, match) if leaving else 0)
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that it needs beyond those it holds to get to so many tokens. One that it must copy counts as well."""
@@ -69,7 +75,9 @@ class Paged:
         self.pool.share(match.blocks)
         sequence.blocks = array("i", match.blocks)
         sequence.computed = len(match.blocks) * self._size
-        self._indexed(sequence, len(match.blocks), match.place)
+        self._indexed(sequence, len(match.blocks) - match.own, match.place)
+        if self._left:
+            self._left.forget(match.blocks)
         self.grow(sequence, len(sequence.tokens))
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
@@ -78,13 +86,16 @@ class Paged:
         What is written next goes into blocks that nobody else holds: one that a fork shares is copied first.
         """
         blocks = sequence.blocks[:]
-        shared = self._to_copy(sequence)
-        if shared is not None:
-            [blocks[shared]] = self._take(1)
-            self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
-            self.pool.release(sequence.blocks[shared : shared + 1], worth=self.index.blocks)
-        self._forked.discard(sequence)
-        blocks.extend(self._take(max(0, self._blocks(tokens) - len(blocks))))
+        if sequence in self._forked:
+            self._forked.remove(sequence)
+            shared = self._to_copy(sequence)
+            if shared is not None:
+                [blocks[shared]] = self._take(1)
+                self._moves.append(Move("copy", sequence.blocks[shared], blocks[shared]))
+                self.pool.release(sequence.blocks[shared : shared + 1], worth=self._worth)
+        count = self._blocks(tokens) - len(blocks)
+        if count > 0:
+            blocks.extend(self._take(count))
         sequence.blocks, sequence.room = blocks, len(blocks) * self._size
 
     def fork(self, sequence: Sequence, follower: Sequence) -> None:
@@ -109,10 +120,22 @@ class Paged:
     def release(self, sequence: Sequence) -> None:
         """Takes everything back. What the index knows of it may still be found there, until the blocks are taken again."""
         self._forked.discard(sequence)
-        self.pool.release(sequence.blocks, worth=self.index.blocks)
+        self.pool.release(sequence.blocks, worth=self._worth)
         sequence.blocks, sequence.room = array("i"), 0
         sequence.computed = 0
         self._indexed(sequence, 0, sequence.request.cache_salt)
+
+    def keep(self, sequence: Sequence) -> None:
+        """It is about to lose its blocks, and comes back: until they are taken it finds what is in them.
+
+        Others do not, even what the index would know of the step in flight: nobody can say yet whether that succeeds.
+        """
+        found = len(self.index.match(sequence.tokens, sequence.request.cache_salt).blocks)
+        full = min(sequence.computed, len(sequence.tokens) - 1) // self._size
+        left = sequence.blocks[found:full]
+        self.index.forget(left)  # what stands there behind something that was evicted is not found any more
+        self._left.forget(left)  # a block that several hold is the last one's who leaves it
+        self._left.add(_salt(sequence, found), sequence.tokens[found * self._size : full * self._size], left)
 
     # ── contents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,8 +153,27 @@ class Paged:
         Nobody knows which these were if it has given them back while it was computed.
         """
         if not sequence.blocks:
-            self.index.clear()
+            self.lose()
         self.index.forget(sequence.blocks[: sequence.indexed])
+
+    def lose(self) -> None:
+        """Nothing that was ever computed is found any more."""
+        self.index.clear()
+        self._left.clear()
+
+    def __contains__(self, block: object) -> bool:
+        """Somebody may find what is in the block."""
+        return block in self.index or block in self._left
+
+    @property
+    def _worth(self) -> Container[int]:
+        """Blocks in which somebody may find something. Mostly the index has them all, and is asked without any call."""
+        return self if self._left else self.index.blocks
+
+    def _with_own(self, sequence: Sequence, found: Match) -> Match:
+        count = len(found.blocks)
+        own = self._left.match(sequence.tokens[count * self._size :], _salt(sequence, count)).blocks
+        return Match([*found.blocks, *own], found.place, len(own))
 
     def _indexed(self, sequence: Sequence, blocks: int, place: Place) -> None:
         """So many of its blocks stand in the index, the last of them there."""
@@ -150,8 +192,15 @@ class Paged:
     def _take(self, count: int) -> list[int]:
         taken = self.pool.take(count)
         self.index.forget(taken)
+        if self._left:
+            self._left.forget(taken)
         return taken
 
     def _own(self, sequence: Sequence) -> list[int]:
         """Blocks that nobody else holds: what its leaving would free, and what it would have to compute again."""
         return [block for block in sequence.blocks if self.pool.references(block) == 1]
+
+
+def _salt(sequence: Sequence, found: int) -> str:
+    """Below which stands what it has left behind so many blocks that others may find as well."""
+    return f"{sequence.number} {found}"

@@ -36,8 +36,11 @@ class Seniority:
 
     def __call__(self, sequence: Sequence) -> float:
         request = sequence.request
+        senior = request.arrival if self.aging_s is None else request.arrival + self.aging_s * request.priority
+        if not self.patience_s:
+            return senior
         wanted_s = self.patience_s if request.ttft_target_s is None else max(0.0, request.ttft_target_s)
-        return request.arrival + (self.aging_s or 0.0) * request.priority + min(wanted_s, self.patience_s)
+        return senior + min(wanted_s, self.patience_s)
 
     def may_evict(self, waiting: Sequence, running: Sequence) -> bool:
         """Only a higher class may, and only who is senior as well: an old request of a low class is safe.

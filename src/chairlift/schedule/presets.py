@@ -13,7 +13,7 @@ from chairlift.schedule.lengths import Lengths, ShortestFirst, StepTime
 from chairlift.schedule.orders import AGING_S, Learner, Ranked, Seniority, arrival
 from chairlift.schedule.policy import Gate, Headroom, Order, Policy, Split
 from chairlift.schedule.queues import Classes, Fair, Queue, Sorted
-from chairlift.schedule.shares import ANSWER_TOKEN, RELUCTANCE, Ledger
+from chairlift.schedule.shares import ANSWER_TOKEN, Ledger
 from chairlift.schedule.splits import Adaptive, Balanced, Chunked, PrefillFirst, Whole
 
 
@@ -74,8 +74,8 @@ def _shared(config: EngineConfig, inner: Callable[[], Queue], *learners: Learner
     """Classes, then tenants' shares, then the order within."""
     # As much as all who run can be given: by so much the counters of those who wait differ in any case.
     tokens = min(config.num_blocks * config.block_size, config.max_num_seqs * config.max_model_len)
-    reluctance = 1.0 if config.shares_prefixes else RELUCTANCE  # what is displaced is mostly found again in the cache
-    ledger = Ledger(dict(config.tenant_weights), credit=ANSWER_TOKEN * tokens, reluctance=reluctance)
+    contiguous = config.kv_layout == "contiguous"  # paged, most of what is displaced is found again
+    ledger = Ledger(dict(config.tenant_weights), credit=ANSWER_TOKEN * tokens, reluctant=contiguous)
     seniority = Seniority(AGING_S, patience_s)
     return Ranked(Classes(seniority, lambda: Fair(ledger, inner)), seniority, ledger=ledger, learners=learners)
 

@@ -1,6 +1,6 @@
 """Decides, at every step, which tokens of which requests are computed next, and in which blocks.
 
-Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for a more urgent request.
+Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for whoever is first of these.
 `schedule` makes the decision and `commit` takes in what came of it; with two steps in flight the next decision comes before
 that, and counts on what is still being drawn. Blocks are the business of its `Memory`, which nobody
 else has; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way. It asks its
@@ -11,6 +11,8 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 from chairlift.cache.pool import BlockPool
 from chairlift.cache.prefix import Match, PrefixIndex
@@ -19,6 +21,7 @@ from chairlift.core.events import Admitted
 from chairlift.core.types import (
     PENDING,
     TIMEOUT,
+    Displaced,
     Draw,
     Finish,
     Held,
@@ -29,7 +32,6 @@ from chairlift.core.types import (
     Reason,
     Request,
     Result,
-    Row,
     Sequence,
     Snapshot,
     Standing,
@@ -49,6 +51,24 @@ PROOF = Work("", 0, array("i", [0]), array("i"), pad=True)
 
 _record = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 """Makes a named tuple out of all its fields. Its class takes twice as long for the same, and two are made for every row."""
+
+_rank = attrgetter("rank")
+
+_LAST = slice(-1, None)
+"""The last token of a sequence, as an array: a slice that is there already costs less than one that is made for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The rows of a plan that is to be committed, but for padding. `sequences` and `ends` are those of the rows that draw."""
+
+    work: list[Work] = field(default_factory=list[Work])
+    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    ends: list[int] = field(default_factory=list[int])
+    shared: dict[str, tuple[Draw, ...]] = field(default_factory=dict[str, tuple[Draw, ...]])
+    """What is drawn by those of them that draw for followers as well."""
+    silent: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    """Whose the other rows are, and where these end."""
 
 
 class Scheduler:
@@ -75,15 +95,15 @@ class Scheduler:
         self._count = 0
         self._ahead = config.depth > 1
         """Somebody goes on before his token is there."""
-        self._flying: deque[list[Sequence | None]] = deque()
-        """Of each plan that is to be committed, in order: whose its rows are."""
+        self._flying: deque[_Flight] = deque()
+        """Of each plan that is to be committed, in order."""
         self._landed: Plan | None = None
         """The usual step that was committed since policies were last told of anything."""
         self._decided_at = 0.0
-        self._again_at: float | None = None
-        """When all who ran made way, so that nothing was computed: whoever they made way for gets on at once."""
         self._held: Held | None = None
         """Who was left waiting by the step that is being decided."""
+        self._displaced: Displaced | None = None
+        """Who made way in it."""
         self._closed: list[str] = []
         """Those that have ended, of which no plan has told yet."""
         self._finished: list[Sequence] = []
@@ -109,6 +129,7 @@ class Scheduler:
         self._follow(leader, choices[1:])
         self._queue.push(leader)
         for sequence in choices:
+            sequence.rank = self._queue.rank(sequence)
             self._sequences[sequence.id] = sequence
             self._limits.watch(sequence)
 
@@ -129,66 +150,67 @@ class Scheduler:
         self._policy.observe(self._past(now))
         match self._trials.begin():
             case Kind.PROOF:
-                planned = [PROOF], list[str]()
+                planned = _Flight(), list[str](), [PROOF]
             case Kind.TRIAL:
                 planned = self._trial(self._trials.suspect)
             case Kind.USUAL:
-                return self._planned_at(now, *self._passes(now))
+                return self._planned(*self._passes(now))
         self._held = self._first("gate", now)  # while one is tried alone, nobody else is let in
-        return self._planned_at(now, *planned)
+        self._displaced = None
+        return self._planned(*planned)
 
-    def _passes(self, now: float) -> tuple[list[Work], list[str]]:
-        """Rows of a usual step, and who lost his blocks for it."""
+    def _passes(self, now: float) -> tuple[_Flight, list[str], list[Work]]:
+        """Rows of a usual step, who lost his blocks for it, and padding."""
         budget = self.config.max_num_batched_tokens
-        preempted = self._make_way(now)
-        why: Reason = "making_way" if preempted else "no_block"
-        work: list[Work] = []
-        budget -= self._go_on(work, budget, preempted, behind=not preempted and self._somebody_fits(now))
-        if preempted:  # memory that was just taken from one is not given to another
-            self._held = self._first(why, now)
+        self._displaced = self._make_way(now)
+        displaced = () if self._displaced is None else self._displaced.seq_ids
+        starved: list[str] = []
+        flight = _Flight()
+        budget -= self._go_on(flight, budget, starved, behind=self._somebody_fits(now))
+        if starved:  # memory that was just taken from one is not given to another
+            self._held = self._first("no_block", now)
         else:
-            budget -= self._get_on(work, budget, now)
-        work += self._policy.gate.padding(budget)
-        return work, preempted
+            budget -= self._get_on(flight, budget, now, displaced)
+        return flight, [*displaced, *starved], self._policy.gate.padding(budget)
 
-    def _planned_at(self, now: float, work: list[Work], preempted: list[str]) -> Plan:
+    def _planned(self, flight: _Flight, preempted: list[str], padding: list[Work]) -> Plan:
         closed: tuple[str, ...] = ()
         moves: tuple[Move, ...] = ()
+        work = (*flight.work, *padding)
         if work:  # one without work is neither launched nor committed
             moves = self._memory.moves()
             closed = tuple(self._closed)
             self._closed.clear()
-            self._flying.append([self._sequences.get(row.seq_id) for row in work])
-        plan = Plan(self._step, tuple(work), tuple(preempted), closed, moves, self._held)
+            self._flying.append(flight)
+        plan = Plan(self._step, work, tuple(preempted), closed, moves, self._held, self._displaced)
         self._step += 1
-        self._again_at = now if preempted and not work else None
         return plan
 
     def commit(self, plan: Plan, result: Result) -> None:
         """Takes in the result: new tokens, full blocks into the index, endings. Who has ended meanwhile is passed over."""
         self._landed = plan if self._trials.usual else None  # what a trial takes teaches nothing about other steps
-        failed = dict(result.failed)
-        rows = {row[0]: row for row in result.rows}
-        answered: list[Sequence] = []
+        flight = self._flying.popleft()
+        if result.failed:
+            self._fail_rows(flight, dict(result.failed))
+        ended: set[Sequence] = set()
         forked: list[Sequence] = []
-        for (seq_id, start, tokens, _, draws, pad), sequence in zip(plan.work, self._flying.popleft(), strict=True):
-            if pad or sequence is None or sequence.finish is not None:
-                continue
-            if seq_id in failed:
-                self._memory.distrust(sequence)
-                self._fail(sequence, failed[seq_id])
-                continue
-            end = start + len(tokens)
-            # Whoever had to make way meanwhile has no blocks any more, but gets his token.
-            if end >= sequence.full_at and sequence.running:
-                self._memory.enter(sequence, end)
-            if draws:
-                answered.append(sequence)
-                row = rows[seq_id]
-                if draws is sequence.draws:
-                    self._append(sequence, end, row.tokens, row.logprobs)
+        outputs, ahead = self._outputs, self._ahead
+        drawn = _columns(result, flight)
+        for sequence, end, tokens, logprobs in zip(flight.sequences, flight.ends, *drawn, strict=True):
+            # Nearly all rows are calm, and of these nothing is asked that is known already.
+            if end < sequence.calm_until and tokens[0] not in sequence.ends:
+                if ahead:
+                    sequence.tokens[end] = tokens[0]
                 else:
-                    forked += self._draw(sequence, end, draws, row)
+                    sequence.tokens.append(tokens[0])
+                outputs.append(_record(Output, (sequence.id, tokens, None, None, sequence.cached, logprobs)))
+            elif sequence.finish is None:
+                forked += self._take_in(sequence, end, flight.shared.get(sequence.id), tokens, logprobs)
+            else:
+                ended.add(sequence)
+        for sequence, end in flight.silent:
+            self._enter(sequence, end)
+        answered = [sequence for sequence in flight.sequences if sequence not in ended] if ended else flight.sequences
         answered += forked
         self._queue.answered(answered)
         self._limits.progress(answered)
@@ -222,8 +244,6 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When there may be something to do although no request came or went."""
-        if self._again_at is not None:
-            return self._again_at
         moments = (self._policy.gate.wake_at(self._queue, self.running), self._limits.wake_at())
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -265,8 +285,8 @@ class Scheduler:
         plan, self._landed = self._landed, None
         if plan is None:
             return Past(None, 0.0, finished)
-        short = plan.held is not None and plan.held.reason == "no_block"
-        starved, self._starved = self._starved + (len(plan.preempted) if short else 0), 0
+        made_way = () if plan.displaced is None else plan.displaced.seq_ids
+        starved, self._starved = self._starved + len(plan.preempted) - len(made_way), 0
         return Past(plan, now - then, finished, starved)
 
     # ── when a step has failed ────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +302,6 @@ class Scheduler:
 
         Who runs waits again and will be computed anew, those of the plans first, one at a time. Returns who that is.
         """
-        self.index.clear()
         self._flying.clear()
         self._landed = None  # how long a failure takes teaches nothing
         self._failure = message
@@ -302,7 +321,7 @@ class Scheduler:
         """The last decision was to try somebody alone: the next one needs its result."""
         return not self._trials.usual
 
-    def _trial(self, suspect: Sequence) -> tuple[list[Work], list[str]]:
+    def _trial(self, suspect: Sequence) -> tuple[_Flight, list[str], list[Work]]:
         """The suspect alone, so that only it can make the step fail. It has all the memory there is, if it needs it."""
         others = [other for other in self.running if other is not suspect]
         for other in others:
@@ -310,30 +329,40 @@ class Scheduler:
         if not suspect.running:
             self._admit(suspect, self._memory.match(suspect))
         count = min(suspect.missing, self.config.max_num_batched_tokens)
-        return [self._work(suspect, suspect.computed + count)], [other.id for other in others]
+        flight = _Flight()
+        self._row(flight, suspect, suspect.computed + count)
+        return flight, [other.id for other in others], []
 
     # ── before the passes: who runs makes way for the more urgent ─────────────────────────────────────────────────────────
 
-    def _make_way(self, now: float) -> list[str]:
+    def _make_way(self, now: float) -> Displaced | None:
         """Preempts those, and only as many, that whoever is first in the queue may displace and must displace to get on.
 
-        He gets on in the next step. If all that he may displace would not be enough, nobody is preempted in vain.
+        He gets on in this very step. If all that he may displace would not be enough, nobody is preempted in vain.
         """
         urgent = self._policy.gate.next(self._queue, self.running, now) if self._policy.gate.evicts else None
-        if urgent is None:
-            return []
-        if self._would_fit(urgent, []):
-            return []
-        worst = self._queue.yielding(urgent, self.running)
-        if not worst or not self._would_fit(urgent, worst):
-            return []
-        fewest = bisect_left(range(len(worst)), True, key=lambda count: self._would_fit(urgent, worst[:count]))
-        for sequence in worst[:fewest]:
+        if urgent is None or self._would_fit(urgent, []):
+            return None
+        leaving = self._fewest(urgent, self._queue.yielding(urgent, self.running))
+        for sequence in leaving:
             self._preempt(sequence, store=True)
-        return [sequence.id for sequence in worst[:fewest]]
+        return Displaced(urgent.id, tuple(sequence.id for sequence in leaving)) if leaving else None
+
+    def _fewest(self, urgent: Sequence, worst: list[Sequence]) -> list[Sequence]:
+        """So many of these, from the first on, that it would fit if they left. Nobody if not even all of them are enough.
+
+        Mostly one is, and to ask what many hold takes long: so one is tried first, then two, four and so on.
+        """
+        few, most = 0, min(1, len(worst))
+        while most and not self._would_fit(urgent, worst[:most]):
+            few, most = most, min(2 * most, len(worst))
+            if few == most:
+                return []
+        between = range(few + 1, most)
+        return worst[: few + 1 + bisect_left(between, True, key=lambda count: self._would_fit(urgent, worst[:count]))]
 
     def _would_fit(self, sequence: Sequence, leaving: list[Sequence]) -> bool:
-        """There would be a place and memory for it if these left. If any do, it is for the next step, to which others grow."""
+        """There would be a place and memory for it if these left. If any do, others grow before it gets on in this step."""
         away = {other.id for other in leaving}
         staying = [other for other in self.running if other.id not in away] if away else self.running
         places = self._places() - sum(other.places for other in leaving) + sequence.places
@@ -342,22 +371,33 @@ class Scheduler:
         match = self._memory.match(sequence)
         need = self._memory.need(sequence, match, leaving)
         if leaving:
-            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in staying)
+            growing = [other for other in staying if len(other.tokens) >= other.room]
+            need += sum(self._memory.lacks(other, len(other.tokens) + 1) for other in growing)
         return self._policy.headroom.admits(sequence, need, self.pool, staying)
 
     # ── first pass: who runs goes on ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _go_on(self, work: list[Work], budget: int, preempted: list[str], *, behind: bool) -> int:
-        """Adds rows to `work`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
-        spent = 0
+    def _go_on(self, flight: _Flight, budget: int, preempted: list[str], *, behind: bool) -> int:
+        """Adds rows to `flight`, and to `preempted` whoever loses his blocks. Returns the tokens that were given."""
+        beyond = 0
+        work, sequences, ends, ahead = flight.work, flight.sequences, flight.ends, self._ahead
         for sequence, count in self._policy.split.share(self.running, budget, behind=behind):
-            end = sequence.computed + count
-            if end <= sequence.room or self._make_room(sequence, end, work, preempted):
-                work.append(self._work(sequence, end))
-                spent += count
-        return spent
+            start = sequence.computed
+            end = start + count
+            if end <= sequence.room and sequence.draws:  # as `_row`, of which only this is left
+                sequence.computed = end
+                tokens = sequence.tokens
+                work.append(_record(Work, (sequence.id, start, tokens[_LAST], sequence.blocks, sequence.draws, False)))
+                sequences.append(sequence)
+                ends.append(end)
+                if ahead:
+                    self._go_ahead(sequence, end)
+            elif end <= sequence.room or self._make_room(sequence, end, flight, preempted):
+                self._row(flight, sequence, end)
+                beyond += count - 1
+        return len(work) + beyond
 
-    def _make_room(self, sequence: Sequence, tokens: int, work: list[Work], preempted: list[str]) -> bool:
+    def _make_room(self, sequence: Sequence, tokens: int, flight: _Flight, preempted: list[str]) -> bool:
         """Gives the sequence the blocks for `tokens` in all. Preempts one of the worst that have no part in this step yet.
 
         That may be the sequence itself. It never is the first by rank: that one is served while all others can yield.
@@ -365,7 +405,7 @@ class Scheduler:
         if not sequence.running:  # it has lost its blocks to one before it
             return False
         while self._memory.lacks(sequence, tokens) > self.pool.free:
-            planned = {row.seq_id for row in work}
+            planned = {row.seq_id for row in flight.work}
             candidates = [other for other in self.running[1:] if other.id not in planned]
             assert candidates, "whoever is first by rank is served first, and fits when all others have yielded"
             # Whoever ends with the token that is being drawn for him loses nothing. At depth 1 there is nobody like that.
@@ -380,13 +420,17 @@ class Scheduler:
 
     # ── second pass: who waits gets on ────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_on(self, work: list[Work], budget: int, now: float) -> int:
+    def _get_on(self, flight: _Flight, budget: int, now: float, displaced: tuple[str, ...]) -> int:
         """Admits while gate, places, budget and memory allow it. Returns the tokens that were given.
 
-        The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory.
+        The first who does not fit ends the pass: a small request does not overtake a big one that waits for memory. So does one
+        that was `displaced` in this step: it may have a row in flight, whose result is not to be taken for that of another.
         """
         spent = 0
         while (sequence := self._candidate(now)) is not None:
+            if sequence.id in displaced:
+                self._held = Held("no_block", sequence.id)
+                return spent
             match = self._memory.match(sequence)
             if not self._policy.split.starts(self._memory.missing(sequence, match), budget - spent):
                 self._held = Held("budget", sequence.id)
@@ -396,7 +440,7 @@ class Scheduler:
                 return spent
             self._admit(sequence, match)
             count = self._policy.split.chunk(sequence.missing, budget - spent, behind=self._somebody_fits(now))
-            work.append(self._work(sequence, sequence.computed + count))
+            self._row(flight, sequence, sequence.computed + count)
             spent += count
         self._held = self._first("no_place" if self._lacks_places(now) else "gate", now)
         return spent
@@ -421,7 +465,8 @@ class Scheduler:
 
     def _places(self) -> int:
         """Places that are taken, those of followers included."""
-        return len(self.running) + sum(len(leader.followers) for leader in self._leading.values())
+        kept = sum([len(leader.followers) for leader in self._leading.values()]) if self._leading else 0
+        return len(self.running) + kept
 
     def _somebody_fits(self, now: float) -> bool:
         """A waiting request would be admitted now, if tokens were left for it."""
@@ -431,7 +476,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, match: Match) -> None:
         """Gives the sequence blocks for all tokens that it has, shared ones first."""
         self._queue.remove(sequence)
-        insort(self.running, sequence, key=self._queue.rank)
+        insort(self.running, sequence, key=_rank)
         sequence.running = True
         if sequence.followers:
             self._leading[sequence.id] = sequence
@@ -454,25 +499,73 @@ class Scheduler:
 
     # ── rows, tokens, ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, sequence: Sequence, end: int) -> Work:
-        """The row of its next tokens up to `end`, which count as computed from now on."""
+    def _row(self, flight: _Flight, sequence: Sequence, end: int) -> None:
+        """Adds the row of its next tokens up to `end`, which count as computed from now on."""
         tokens, start = sequence.tokens, sequence.computed
         sequence.computed = end
         # The row that reaches the last token draws: its logits are those of the next one.
         draws = () if end < len(tokens) else sequence.draws or _draws(sequence)
-        work = _record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False))
-        # Whoever ends with this token for certain, or is followed by others, misses nothing until it is there.
-        if self._ahead and len(draws) == 1 and end < sequence.most:
-            tokens.append(PENDING)
-        return work
+        flight.work.append(_record(Work, (sequence.id, start, tokens[start:end], sequence.blocks, draws, False)))
+        if draws:
+            flight.sequences.append(sequence)
+            flight.ends.append(end)
+        else:
+            flight.silent.append((sequence, end))
+        if len(draws) > 1:
+            flight.shared[sequence.id] = draws
+        if self._ahead and len(draws) == 1:
+            self._go_ahead(sequence, end)
+        _calm(sequence)
 
-    def _draw(self, sequence: Sequence, place: int, draws: tuple[Draw, ...], row: Row) -> list[Sequence]:
+    def _go_ahead(self, sequence: Sequence, end: int) -> None:
+        """It misses the token that is being drawn, unless it ends with that one for certain. Then it draws no more."""
+        if end < sequence.most:
+            sequence.tokens.append(PENDING)
+        else:
+            sequence.draws = ()
+
+    def _take_in(
+        self,
+        sequence: Sequence,
+        end: int,
+        shared: tuple[Draw, ...] | None,
+        drawn: tuple[int, ...],
+        logprobs: tuple[Logprobs, ...],
+    ) -> list[Sequence]:
+        """Takes in the tokens of a row that may be of any kind. Returns the followers who go their own ways from now on."""
+        self._enter(sequence, end)
+        if shared is not None:
+            return self._draw(sequence, end, shared, drawn, logprobs)
+        self._append(sequence, end, drawn, logprobs)
+        return []
+
+    def _enter(self, sequence: Sequence, end: int) -> None:
+        """Blocks that are full now are known from now on. Whoever had to make way meanwhile has no blocks any more."""
+        if end >= sequence.full_at and sequence.running:
+            self._memory.enter(sequence, end)
+            _calm(sequence)
+
+    def _fail_rows(self, flight: _Flight, messages: dict[str, str]) -> None:
+        """The executor could not compute these. Who has ended meanwhile stays as he ended."""
+        for sequence in (*flight.sequences, *(sequence for sequence, _ in flight.silent)):
+            if sequence.id in messages and sequence.finish is None:
+                self._memory.distrust(sequence)
+                self._fail(sequence, messages[sequence.id])
+
+    def _draw(
+        self,
+        sequence: Sequence,
+        place: int,
+        draws: tuple[Draw, ...],
+        tokens: tuple[int, ...],
+        logprobs: tuple[Logprobs, ...],
+    ) -> list[Sequence]:
         """Takes in the tokens of a row: its own first, then those of its followers, who go their own ways now. Returns them."""
         followers = self._fork(sequence) if sequence.followers else []
         drawn = {draw.choice: slice(i, i + 1) for i, draw in enumerate(draws)}
         for one in (sequence, *followers):
             its = drawn[one.choice]
-            self._append(one, place, row.tokens[its], row.logprobs[its])
+            self._append(one, place, tokens[its], logprobs[its])
         return followers
 
     def _fork(self, leader: Sequence) -> list[Sequence]:
@@ -484,7 +577,7 @@ class Scheduler:
             follower.running = True
             if leader.running:  # otherwise it had to make way meanwhile, and there is nothing to share
                 self._memory.fork(leader, follower)
-            insort(self.running, follower, key=self._queue.rank)
+            insort(self.running, follower, key=_rank)
         return followers
 
     def _keep_if_it_fits(self, sequence: Sequence) -> None:
@@ -503,7 +596,6 @@ class Scheduler:
             tokens[place] = token
         else:
             tokens.append(token)
-        # Most tokens end nothing, and for them nothing more is asked.
         ending = stopping.ending(sequence, token, place) if place >= sequence.most or token in sequence.ends else None
         if ending is None:
             self._outputs.append(_record(Output, (sequence.id, drawn, None, None, sequence.cached, logprobs)))
@@ -523,9 +615,10 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _get_off(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
         self._leading.pop(sequence.id, None)
         sequence.running = False
+        sequence.draws, sequence.calm_until = (), 0
         self._memory.release(sequence)
 
     def _finish(
@@ -586,7 +679,24 @@ def _drop_pending(sequence: Sequence) -> None:
 def _cut(sequence: Sequence, length: int) -> None:
     """Makes new tokens of the first ones: the old ones may be the history of a draw in flight, which stays as it is."""
     if length < len(sequence.tokens):
-        sequence.tokens, sequence.draws = sequence.tokens[:length], ()
+        sequence.tokens, sequence.draws, sequence.calm_until = sequence.tokens[:length], (), 0
+
+
+def _calm(sequence: Sequence) -> None:
+    """Says how long nothing can happen to it but one more token in each step, if it draws like that already."""
+    if sequence.draws:
+        sequence.calm_until = min(sequence.full_at, sequence.most)
+
+
+def _columns(result: Result, flight: _Flight) -> tuple[Iterable[tuple[int, ...]], Iterable[tuple[Logprobs, ...]]]:
+    """What was drawn, in the order of the plan; nothing for rows that have failed. Mostly they come in this order already."""
+    planned = tuple([sequence.id for sequence in flight.sequences])
+    ids, tokens, logprobs = zip(*result.rows, strict=True) if result.rows else ((), (), ())
+    if ids == planned:
+        return tokens, logprobs
+    rows = dict.fromkeys(planned, ((), ())) if result.failed else {}
+    rows |= zip(ids, zip(tokens, logprobs, strict=True), strict=True)
+    return [rows[seq_id][0] for seq_id in planned], [rows[seq_id][1] for seq_id in planned]
 
 
 def _draws(sequence: Sequence) -> tuple[Draw, ...]:

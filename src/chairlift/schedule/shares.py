@@ -2,11 +2,14 @@
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), there called VTC: whoever comes back after a pause
 begins with the least counter of those who wait, so that nobody saves up service, and nobody is made to pay for what was
-given to him while nobody else wanted it. Other than there, it is no pause while requests of the tenant run: see `Ledger`.
+given to him while nobody else wanted it. Other than there, it is no pause while requests of the tenant run, and a short one
+changes little: see `Ledger`.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
 
 from chairlift.core.types import MAX_TENANTS, Request, Sequence
 from chairlift.schedule.policy import Past
@@ -16,10 +19,17 @@ ANSWER_TOKEN = 2.0
 """What tokens count, as in the paper. Tokens out of the prefix cache and tokens that are computed again count nothing."""
 
 RELUCTANCE = 2.0
-"""Of whom a place is taken for a tenant that has some, has so many times as many left, where all must be computed again."""
+"""Of whom a place is taken for a tenant that has some, has so many times as many left, where all is computed again."""
 
 IDLE_S = 600.0
 """A tenant without requests is remembered for so long, by the arrivals of the others."""
+
+
+class _Pause(NamedTuple):
+    """Of a tenant without requests: when it began, and the counter of the most served of those who waited then."""
+
+    since: float
+    most: float
 
 
 class Ledger:
@@ -29,18 +39,19 @@ class Ledger:
 
     A tenant whose last waiting request has got on, and that sends another while some run, has saved up nothing, but has had
     less than its share meanwhile, which it keeps: so much as `credit` weighted tokens behind the most served of those who
-    wait. If that is no more than what counters of those who wait differ by in any case, bounds stay what they are.
+    wait. If that is no more than what counters of those who wait differ by in any case, bounds stay what they are. One without
+    requests loses of that what others are served meanwhile: its pause adds nothing to it, and a long one leaves nothing of it.
 
-    A tenant with no place has a claim to as many as it needs, up to its share. One that has some waits for the next end if
-    others would not have `reluctance` times its share left.
+    A tenant has a claim to as many places as it needs, up to its share of them; and to more, as long as it would still have had
+    less than another when all that runs of it has got what it may get. `reluctant`, where whoever is displaced must be computed
+    again, it has no claim to more, and with a place already waits for the next end if others would not have `RELUCTANCE` times
+    as many left.
     """
 
-    def __init__(
-        self, weights: Mapping[str, float] | None = None, *, credit: float = 0.0, reluctance: float = RELUCTANCE
-    ) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None, *, credit: float = 0.0, reluctant: bool = False) -> None:
         self._weights = dict(weights or {})
         self._credit = credit
-        self._reluctance = reluctance
+        self._reluctant = reluctant
         self._counters: dict[str, float] = {}
         self._turns: dict[str, int] = {}
         """When a tenant was last charged, counted in charges; or when it first came, if it never was."""
@@ -49,8 +60,8 @@ class Ledger:
         self._in_flight: Counter[str] = Counter()
         self._last_left = 0.0
         """The counter of the tenant that last left nobody behind in the queue, as it stood then."""
-        self._idle_since: dict[str, float] = {}
-        """Those without requests, in the order in which they have become so."""
+        self._pauses: dict[str, _Pause] = {}
+        """Of those without requests, in the order in which they have become so."""
         self._latest = 0.0
         """When the last request came that is known of: what the time is, as far as it matters here."""
 
@@ -72,10 +83,10 @@ class Ledger:
         if sequence.choice == 0 and not sequence.started:  # with all other choices of its request
             self._expire(sequence.request.arrival)
             self._in_flight[tenant] += sequence.request.samples
-            self._idle_since.pop(tenant, None)
+            pause = self._pauses.pop(tenant, None)
             self._turns.setdefault(tenant, self._turn)
             if not self._waiting[tenant]:
-                self._counters[tenant] = max(self.counter(tenant), self._floor(sequence.request))
+                self._counters[tenant] = max(self.counter(tenant), self._floor(sequence.request, pause))
         self._waiting[tenant] += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -94,17 +105,30 @@ class Ledger:
     def surplus(self, waiting: Sequence, running: list[Sequence]) -> dict[str, float]:
         """How many places, above 0, each tenant has to spare for the waiting one's: it was served more, and keeps its share.
 
-        That is, by weights, as much as the other one has then, or `reluctance` times as much if that one has any place now.
+        That is, by weights, as many as the other one has then. One that will have had more even when the other one's requests
+        that run have got all they may get keeps a single place.
         """
         tenant, places = waiting.request.tenant, Counter([one.request.tenant for one in running])
         for leader in running:
             if leader.followers:
                 places[leader.request.tenant] += len(leader.followers)
         had = places.pop(tenant, 0)
-        share = (self._reluctance if had else 1.0) * (had + waiting.places) / self._weight(tenant)
-        spare = {other: count - max(1.0, share * self._weight(other)) for other, count in places.items()}
+        share = (RELUCTANCE if had and self._reluctant else 1.0) * (had + waiting.places) / self._weight(tenant)
         standing = self.standing(tenant)
-        return {other: count for other, count in spare.items() if count > 0 and self.standing(other) > standing}
+        ahead = [other for other in places if self.standing(other) > standing]
+        if not ahead:
+            return {}
+        level = inf if self._reluctant else self._counter_when_served(waiting, running)
+        kept = {other: share * self._weight(other) if self.counter(other) <= level else 1.0 for other in ahead}
+        return {other: places[other] - max(1.0, kept[other]) for other in ahead if places[other] > max(1.0, kept[other])}
+
+    def _counter_when_served(self, waiting: Sequence, running: list[Sequence]) -> float:
+        """Of the waiting one's tenant, when it and those of the tenant that run have got all that they may still get."""
+        tenant = waiting.request.tenant
+        own = [one for one in running if one.request.tenant == tenant]
+        owed = ANSWER_TOKEN * sum(one.places * (one.most + 1 - len(one.tokens)) for one in (*own, waiting))
+        owed += 0 if waiting.started else PROMPT_TOKEN * waiting.prompt_len
+        return self.counter(tenant) + owed / self._weight(tenant)
 
     def observe(self, past: Past) -> None:
         for sequence in past.finished:
@@ -112,30 +136,36 @@ class Ledger:
             self._in_flight[tenant] -= 1
             if not self._in_flight[tenant]:
                 del self._in_flight[tenant]
-                self._idle_since[tenant] = self._latest
+                self._pauses[tenant] = _Pause(self._latest, max(self._others()))
         if past.finished:
             self._forget()
 
     def _weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)
 
-    def _floor(self, request: Request) -> float:
+    def _floor(self, request: Request, pause: _Pause | None) -> float:
         """The least counter with which a tenant comes back to the queue that has left it."""
-        counters = [self.counter(tenant) for tenant in self._waiting_tenants()] or [self._last_left]
-        if self._in_flight[request.tenant] <= request.samples:
+        counters, credit = self._others(), self._credit / self._weight(request.tenant)
+        most = max(counters)
+        if self._in_flight[request.tenant] > request.samples:
+            return min(*counters, most - credit)
+        if pause is None:
             return min(counters)
-        return min(*counters, max(counters) - self._credit / self._weight(request.tenant))
+        behind = pause.most - self.counter(request.tenant)
+        served = most - pause.most
+        return min(*counters, most - max(0.0, min(credit, behind - served)))
 
-    def _waiting_tenants(self) -> list[str]:
-        return [tenant for tenant, count in self._waiting.items() if count]
+    def _others(self) -> list[float]:
+        """Counters of tenants with somebody in the queue. Where there is none, that of the last who had."""
+        return [self.counter(tenant) for tenant, count in self._waiting.items() if count] or [self._last_left]
 
     def _expire(self, now: float) -> None:
         self._latest = max(self._latest, now)
-        while self._idle_since:
-            tenant, since = next(iter(self._idle_since.items()))
-            if since + IDLE_S >= self._latest:
+        while self._pauses:
+            tenant, pause = next(iter(self._pauses.items()))
+            if pause.since + IDLE_S >= self._latest:
                 return
-            del self._idle_since[tenant]
+            del self._pauses[tenant]
             self._counters.pop(tenant, None)
             self._turns.pop(tenant, None)
 
@@ -146,4 +176,4 @@ class Ledger:
             for tenant in idle[:surplus]:
                 del self._counters[tenant]
                 self._turns.pop(tenant, None)
-                self._idle_since.pop(tenant, None)
+                self._pauses.pop(tenant, None)

@@ -191,8 +191,8 @@ class PrefillFirst:
 
 def _parted(running: list[Sequence], budget: int) -> tuple[list[Sequence], list[Sequence]]:
     """Those that miss one token, as far as the budget goes, and those that miss more."""
-    # `sequence.missing` without its call, as this is done for everybody in every step.
-    ready = [sequence for sequence in running if len(sequence.tokens) - sequence.computed == 1]
+    # Whoever has draws that stay the same draws in every step, and is asked nothing more: most do.
+    ready = [sequence for sequence in running if sequence.draws or sequence.missing == 1]
     prompts = [sequence for sequence in running if sequence.missing > 1] if len(ready) < len(running) else []
     return ready[:budget], prompts
 

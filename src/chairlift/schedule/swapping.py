@@ -76,6 +76,7 @@ class Swapping:
     def store(self, sequence: Sequence) -> None:
         """Puts away what a sequence has that is about to lose its blocks, if there is room for it."""
         assert not self._loads, "nobody yields after another has got on in the same step"
+        self.device.keep(sequence)
         if self._has_room(sequence):
             blocks = self.host.take(self._blocks(sequence))
             self._stores.update(zip(blocks, sequence.blocks, strict=False))
@@ -103,6 +104,7 @@ class Swapping:
         self._stores.clear()
         self._loads.clear()
         self.device.moves()
+        self.device.lose()
 
     def moves(self) -> tuple[Move, ...]:
         """What has to be moved since this was last asked, before anything else is computed."""

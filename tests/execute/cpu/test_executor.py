@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cpu_executors import EXACT, cpu_executor
-from draws import mask_of
 from executor_cases import HEAD_DIMS, HEADS, IMPOSSIBLE, LENGTHS, in_pieces
 from executor_cases import reference_logits as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masks import mask_of
 from native_kernels import HOST_ISAS
 from numpy.typing import NDArray
 from tiny_decoders import PLAIN, VARIANTS, masked, random_tokens, random_weights, row

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from draws import logits_and_draws, mask_of
+from draws import logits_and_draws
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from masks import mask_of
 from native_kernels import HOST_ISAS, Bench, kernels
 from numpy.typing import NDArray
 from tiny_decoders import PLAIN

@@ -10,7 +10,8 @@ import flashinfer_double
 import numpy as np
 import pytest
 import torch
-from attention_cases import SCALE, Case, Step, cases, naive
+from attention_cases import SCALE, Case, Step, naive
+from attention_strategies import cases
 from executor_cases import reference_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st

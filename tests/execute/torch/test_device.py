@@ -111,6 +111,13 @@ class TestHowMuchAGpuTakesAtOnce:
         options = sized(EngineOptions(executor="torch"), max_num_seqs=3, max_num_batched_tokens=7)
         assert (options.max_num_seqs, options.max_num_batched_tokens) == (3, 7)
 
+    @pytest.mark.parametrize(
+        ("said", "sizes"), [({"max_num_seqs": 3000}, (3000, 3000)), ({"max_num_batched_tokens": 9}, (9, 9))]
+    )
+    def test_what_nobody_said_gives_way(self, said: dict[str, int], sizes: tuple[int, int]) -> None:
+        options = sized(EngineOptions(executor="torch"), **said)
+        assert (options.max_num_seqs, options.max_num_batched_tokens) == sizes
+
 
 def test_the_cpu_captures_nothing_and_does_not_speak_of_it() -> None:
     for eager in (False, True):

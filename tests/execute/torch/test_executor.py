@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from draws import mask_of
 from executor_cases import HEAD_DIMS, HEADS, IMPOSSIBLE, LENGTHS, in_pieces
 from executor_cases import reference_logits as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masks import mask_of
 from numpy.typing import NDArray
 from tiny_decoders import PLAIN, VARIANTS, asking, masked, random_tokens, random_weights, row
 from torch_executors import choice, torch_executor

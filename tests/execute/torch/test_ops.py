@@ -7,36 +7,19 @@ by one unit of that type at most now and then. The interpreter cuts digits off w
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from ops_cases import ACTIVATIONS, TOLERANCE, RotationCase, assert_close, random
 
 from chairlift.execute import rotary
 from chairlift.execute.torch.kernels.ops import TritonOps
-from chairlift.execute.torch.ops import Activation, QKNorm, TorchOps
+from chairlift.execute.torch.ops import Activation, TorchOps
 from chairlift.models.description import Rope
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
-"""Relative to the largest number: 2 ** -10 is a unit of float16 and 2 ** -7 one of bfloat16."""
-
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu")
 dtypes = st.sampled_from(list(TOLERANCE))
 seeds = st.integers(0, 1 << 30)
-
-
-def random(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def assert_close(got: Tensor, wanted: Tensor) -> None:
-    assert got.dtype == wanted.dtype
-    assert got.shape == wanted.shape
-    if wanted.numel():
-        scale = max(1.0, float(wanted.float().abs().max()))
-        assert float((got.float() - wanted.float()).abs().max()) <= TOLERANCE[wanted.dtype] * scale
 
 
 class TestFormulas:
@@ -67,7 +50,7 @@ class TestFormulas:
         assert_close(TorchOps().gate(both, activation), torch.tensor(exact))
 
     def test_rotation_is_that_of_the_reference_executor(self) -> None:
-        case = Case(tokens=4, heads=3, kv_heads=1, head_dim=8, block_size=4, dtype=torch.float32, seed=5, normed=False)
+        case = RotationCase(tokens=4, heads=3, kv_heads=1, head_dim=8, block_size=4, dtype=torch.float32, seed=5, normed=False)
         turn = rotary.turn(Rope(10_000.0), 8, case.positions.numpy())
         queries, kv = case.run(TorchOps())
         parts = case.qkv.unflatten(1, (5, 8)).numpy()
@@ -77,44 +60,6 @@ class TestFormulas:
             if slot >= 0:
                 assert_close(kv[slot // 4, 0, slot % 4], keys[token])
                 assert kv[slot // 4, 1, slot % 4].equal(torch.from_numpy(parts[token, 4:]))
-
-
-class Case:
-    """Random arguments of `rotate_store`; some tokens have no slot."""
-
-    def __init__(
-        self,
-        *,
-        tokens: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        seed: int,
-        normed: bool,
-    ) -> None:
-        chance = np.random.default_rng(seed)
-        self.heads, self.kv_heads = heads, kv_heads
-        blocks = -(-tokens // block_size) + 1
-        # A view of something wider, as a projection may leave room behind its rows.
-        self.qkv = random(seed, tokens, (heads + 2 * kv_heads) * head_dim + 3, dtype=dtype)[:, :-3]
-        self.positions = torch.from_numpy(chance.integers(0, 64, tokens))
-        slots = chance.permutation(blocks * block_size)[:tokens]
-        slots[chance.random(tokens) < 0.3] = -1
-        self.slots = torch.from_numpy(slots.astype(np.int64))
-        table = rotary.turn(Rope(10_000.0), head_dim, np.arange(64))
-        self.cos, self.sin = (torch.from_numpy(part[:, 0].copy()) for part in table)
-        # One layer of many.
-        self.kv = random(seed + 1, 2, blocks, 2, block_size, kv_heads, head_dim, dtype=dtype)[1]
-        weights = random(seed + 2, 2, head_dim, dtype=dtype)
-        self.norms = QKNorm(weights[0], weights[1], 1e-6) if normed else None
-
-    def run(self, ops: TorchOps | TritonOps) -> tuple[Tensor, Tensor]:
-        """Queries, and the keys and values as they are afterwards."""
-        kv = self.kv.clone()
-        given: tuple[Any, ...] = (self.qkv, self.positions, self.cos, self.sin, self.slots, kv, self.heads, self.kv_heads)
-        return ops.rotate_store(*given, norms=self.norms), kv
 
 
 class TestTriton:
@@ -153,7 +98,7 @@ class TestTriton:
     )
     @settings(max_examples=60)
     def test_rotation_and_store_equal_pytorch(self, kv_heads: int, group: int, **shape: Any) -> None:
-        case = Case(kv_heads=kv_heads, heads=kv_heads * group, **shape)
+        case = RotationCase(kv_heads=kv_heads, heads=kv_heads * group, **shape)
         queries, kv = case.run(TritonOps())
         expected, stored = case.run(TorchOps())
         assert_close(queries, expected)
@@ -161,7 +106,7 @@ class TestTriton:
 
     @pytest.mark.parametrize("ops", [TorchOps(), TritonOps()])
     def test_what_has_no_slot_is_nowhere_stored(self, ops: TorchOps | TritonOps) -> None:
-        case = Case(tokens=3, heads=2, kv_heads=1, head_dim=16, block_size=4, dtype=torch.float32, seed=3, normed=True)
+        case = RotationCase(tokens=3, heads=2, kv_heads=1, head_dim=16, block_size=4, dtype=torch.float32, seed=3, normed=True)
         case.slots[:] = -1
         _, kv = case.run(ops)
         assert kv.equal(case.kv)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from draws import logits_and_draws, mask_of
+from draws import logits_and_draws
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from masks import mask_of
 from numpy.typing import NDArray
 from torch import Tensor
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from captures import DenseAttention
-from draws import mask_of
+from masks import mask_of
 from tiny_decoders import VARIANTS, random_tokens, random_weights, row
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch_executors import torch_executor

@@ -26,6 +26,9 @@ _BFLOAT16_SINCE = (8, 0)
 
 _LOOPBACK = "127.0.0.1"
 
+_NCCL_BYTES = 512 << 20
+"""Of a GPU's memory, for the buffers through which NCCL talks. An estimate: it takes what it thinks right for the machine."""
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -56,9 +59,12 @@ class Mark(Protocol):
 
 
 class Links(Protocol):
-    """A connection to the other ranks, as `torch.distributed` has it. Of what is returned one waits in the device's order."""
+    """A connection to the other ranks, as `torch.distributed` has it.
 
-    def allreduce(self, tensors: list[Tensor], options: Any = ..., /) -> Any: ...
+    What is returned has a `wait`. On a GPU only its current stream waits there: what is asked for next comes behind.
+    """
+
+    def allreduce(self, tensors: list[Tensor], /) -> Any: ...
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Any: ...
     def broadcast(self, tensors: list[Tensor], /) -> Any: ...
     def abort(self) -> None: ...
@@ -278,6 +284,11 @@ class Device:
         links = dist.ProcessGroupNCCL(store, rank, size, options)
         links.eager_connect_single_device(self.on)
         return links
+
+    @property
+    def link_bytes(self) -> int:
+        """What being connected to other ranks takes of the device's own memory."""
+        return _NCCL_BYTES if self._cuda else 0
 
     @property
     def transport(self) -> str:

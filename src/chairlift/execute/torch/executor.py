@@ -133,19 +133,54 @@ class TorchExecutor:
         its share of the weights, and has the keys and values of its own heads. ConfigError if the model cannot be cut for so
         many, and if there is too little memory.
         """
+        with _enough_memory(), choice.device.active(), torch.inference_mode():
+            share = Share(description, group.rank, group.size)
+            held = read(share, weights, device=choice.device, dtype=choice.dtype, on_tensor=on_tensor)
+        return cls.build(
+            description,
+            held,
+            choice=choice,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
+            max_model_len=max_model_len,
+            num_host_blocks=num_host_blocks,
+            attention=attention,
+            group=group,
+            clock=clock,
+        )
+
+    @classmethod
+    def build(
+        cls,
+        description: Description,
+        weights: ModelWeights,
+        *,
+        choice: Choice,
+        num_blocks: int,
+        block_size: int,
+        max_tokens: int,
+        max_rows: int,
+        max_model_len: int | None = None,
+        num_host_blocks: int = 0,
+        attention: Attention | None = None,
+        group: Group = ALONE,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> "TorchExecutor":
+        """As `load`, of weights (this rank's share of them) that are on the device already, in the type that is chosen."""
         device, dtype = choice.device, choice.dtype
         ops, sampler = _fused() if choice.fused else (TorchOps(), TorchSampler())
         longest = max_model_len or num_blocks * block_size
         share = Share(description, group.rank, group.size)
         own = share.description
         with _enough_memory(), device.active(), torch.inference_mode():
-            held = read(share, weights, device=device, dtype=dtype, on_tensor=on_tensor)
             shape = (len(own.layers), num_blocks, 2, block_size, own.kv_heads, own.head_dim)
             # Left unwritten on purpose: nobody reads what nobody has written.
             kv = torch.empty(shape, dtype=dtype, device=device.on)
             decoder = Decoder(
                 share,
-                held,
+                weights,
                 turns=turns(own, positions=longest, device=device),
                 kv=kv,
                 ops=ops,
@@ -184,7 +219,7 @@ class TorchExecutor:
                 sampler=sampler,
                 kv=kv,
                 host=HostStore(device, kv, num_blocks=num_host_blocks),
-                cost=_cost(own, held, kv),
+                cost=_cost(own, weights, kv),
                 group=group,
                 clock=clock,
             )
@@ -192,7 +227,7 @@ class TorchExecutor:
     def prepare(
         self, choice: Choice, *, on_compile: Callable[[], None], on_graph: Callable[[int, int], None] | None = None
     ) -> None:
-        """Compiles and captures all that requests would have to wait for. Of a group all ranks have to do it at once."""
+        """Compiles and captures all that requests would have to wait for."""
         if choice.fused:
             on_compile()
             self.warm_up()

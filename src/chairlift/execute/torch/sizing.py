@@ -70,6 +70,7 @@ def footprint(
         + buffers
         + captured_bytes(description, captured, itemsize=itemsize, ranks=ranks)
         + swaps * STAGED_BYTES
+        + (ranks > 1) * choice.device.link_bytes
         + PIECE_BYTES
     )
     return Footprint((numbers - norms) * itemsize + norms * FLOAT32_BYTES, token_bytes, work)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,13 +20,14 @@ from virtual import Ride, request
 from chairlift.core.config import EngineConfig
 from chairlift.core.errors import ConfigError, ExecutorLost, ModelError
 from chairlift.core.ports import Executor
-from chairlift.core.types import Plan, Request, Sampling
+from chairlift.core.types import Plan, Request, Result, Sampling
 from chairlift.engine.core import EngineCore
 from chairlift.execute.torch.device import Device
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.parallel.channel import Sizes
 from chairlift.execute.torch.parallel.executor import ParallelExecutor, least_free_bytes
-from chairlift.execute.torch.parallel.group import ALONE
+from chairlift.execute.torch.parallel.group import ALONE, Alone
+from chairlift.execute.torch.warming import plans
 from chairlift.models.description import Model
 from chairlift.models.registry import reopen
 
@@ -89,6 +91,12 @@ def test_two_ranks_store_and_load(both: ParallelExecutor) -> None:
     assert ride.tokens == ridden(both, PROMPTS).tokens
 
 
+def test_what_compiles_kernels_is_computed_by_all_and_forgotten(both: ParallelExecutor) -> None:
+    expected = ridden(both, PROMPTS).tokens
+    both.warm_up(plans(vocab=MODEL.description.vocab, block_size=SIZES["block_size"], max_tokens=SIZES["max_tokens"]))
+    assert ridden(both, PROMPTS).tokens == expected
+
+
 def test_a_model_that_a_follower_cannot_open_is_refused_in_one_line() -> None:
     with pytest.raises(ModelError, match=r"^rank 1: /gone\.gguf: there is no such file or folder$"):
         ParallelExecutor.load(replace(MODEL, reference="/gone.gguf"), choice=PLAIN_CHOICE, size=2, sizes=SIZES)
@@ -129,16 +137,20 @@ def test_a_rank_that_stands_still_is_given_up(both: ParallelExecutor) -> None:
 
 
 class Busy(TorchExecutor):
-    """Whose device never gets to the end of a step, as one does that waits for a rank that is gone."""
+    """Whose device gets to the end of so many `steps`, and of no more, as one does that waits for a rank that is gone."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    def __init__(self, *, steps: int = 0) -> None:
+        self.steps, self.closed = steps, False
 
     @property
     def done(self) -> bool:
-        return False
+        return self.steps > 0
 
     def launch(self, plan: Plan) -> None: ...
+
+    def collect(self) -> Result:
+        self.steps -= 1
+        return Result(0, ())
 
     def close(self) -> None:
         self.closed = True
@@ -175,6 +187,57 @@ def test_memory_that_rank_0_lacks_in_a_step_is_told_in_one_line(caplog: pytest.L
             executor.launch(Plan(0, ()))
         executor.close()
     assert not caplog.records
+
+
+class Released(Alone):
+    """A group, and whether it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class HeldUp(Busy):
+    """Whose device takes no more launches until nobody waits in the group any more; then it has ended all of its steps."""
+
+    def __init__(self, group: Released) -> None:
+        super().__init__(steps=9)
+        self._group = group
+
+    def launch(self, plan: Plan) -> None:
+        self._group.closed.wait()
+
+
+def test_nobody_is_held_up_for_long_in_the_midst_of_a_launch_nor_takes_its_result() -> None:
+    with crew("after 0.05 die") as followers:
+        group = Released()
+        executor = ParallelExecutor(HeldUp(group), followers, group, release_s=0.0)
+        executor.guard()
+        executor.launch(Plan(0, ()))
+        with pytest.raises(ExecutorLost, match="was killed by SIGKILL"):
+            executor.collect()
+        executor.close()
+
+
+@pytest.mark.parametrize("action", ["after 0.05 die", "wait"])
+def test_nor_at_the_end_with_a_step_in_flight(action: str) -> None:
+    with crew(action) as followers:
+        own = Busy()
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=0.5)
+        executor.launch(Plan(0, ()))
+        executor.close()
+        assert not own.closed
+
+
+def test_a_step_in_flight_at_the_end_is_waited_for() -> None:
+    with crew("wait") as followers:
+        own = Busy(steps=1)
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=30.0)
+        executor.launch(Plan(0, ()))
+        executor.close()
+        assert (own.steps, own.closed) == (0, True)
 
 
 @pytest.mark.parametrize(("own", "ranks", "least"), [(250, 3, 100), (50, 3, 50), (250, 1, 250)])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ranks import together
 
 from chairlift.core.errors import ExecutorLost
-from chairlift.execute.torch.device import Device
-from chairlift.execute.torch.parallel.group import ALONE, Group, Ranks, find, meet
+from chairlift.execute.torch.parallel.group import ALONE, Group, find, meet
 
 SIZES = (1, 2, 3, 4)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,32 +60,12 @@ class TestBroadcast:
         assert together(2, run) == [True, True]
 
 
-def test_the_smallest_number_is_known_to_everyone() -> None:
-    assert together(3, lambda group: group.least(2**40 - group.rank)) == [2**40 - 2] * 3
-
-
 def test_one_alone_is_handed_back_what_it_has() -> None:
     held = part(0)
     assert ALONE.sum(held) is held
     assert ALONE.gather(held, [129]) is held
     assert ALONE.broadcast(held) is held
-    assert ALONE.least(5) == 5
     ALONE.close()
-
-
-@pytest.mark.parametrize(
-    "name", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))]
-)
-def test_one_rank_that_is_connected_to_no_other(name: str) -> None:
-    """All that NCCL can be tried with on a single GPU."""
-    device, held = Device.pick(name), part(0)
-    with device.active(), torch.inference_mode():
-        group = Ranks.join(0, 1, device, store=meet(timeout_s=30), timeout_s=30)
-        own = held.to(device.on)
-        for told in (group.sum(own.clone()), group.gather(own, [129]), group.broadcast(own.clone())):
-            assert torch.equal(told.cpu(), held)
-        assert group.least(2**40) == 2**40
-        group.close()
 
 
 class TestWhoIsNotThere:

@@ -82,3 +82,11 @@ def test_a_follower_that_takes_nothing_any_more_is_not_waited_for() -> None:
         with pytest.raises(ExecutorLost, match=r"rank 1 \(process \d+\) has taken no plan for 0.05 s"):
             followers.send(b"x" * 10_000_000)
         followers.close(at_once=True)
+
+
+def test_who_asks_late_is_told_who_was_lost_and_not_who_was_ended_for_it() -> None:
+    """As whoever watches does, whose thread comes to it when the engine has closed everything already."""
+    with crew("exit 3", "wait") as followers:
+        followers.lost.wait()
+        followers.close(at_once=True)
+        assert re.fullmatch(r"rank 1 \(process \d+\) has ended with code 3", followers.await_loss() or "")

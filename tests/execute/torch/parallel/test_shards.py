@@ -155,6 +155,12 @@ class TestReading:
             == footprint(EVERYTHING, chosen, max_tokens=8, max_rows=2, longest=64, block_size=16).token_bytes
         )
 
+    @pytest.mark.parametrize(("ranks", "taken"), [(1, 0), (3, 512 << 20)])
+    def test_on_a_gpu_being_connected_takes_memory_too(self, ranks: int, taken: int) -> None:
+        gpu = replace(choice(), device=Device(torch.device("cuda", 0)))
+        sizes = {"max_tokens": 8, "max_rows": 2, "longest": 64, "block_size": 16, "ranks": ranks}
+        assert footprint(EVERYTHING, gpu, **sizes).work_bytes == footprint(EVERYTHING, choice(), **sizes).work_bytes + taken
+
     def test_a_tied_head_is_the_embedding(self) -> None:
         weights = held(Share(EVERYTHING, 1, 3))
         assert weights.head is weights.embed

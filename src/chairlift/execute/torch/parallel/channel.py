@@ -44,8 +44,6 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
     """As `registry.reopen` takes it, encoded as the system has it: names of files may be no text."""
     dtype: str
     attention: str
-    eager: bool
-    """No steps are captured."""
     sizes: Sizes
     port: int
     """Where the ranks find each other."""
@@ -63,7 +61,7 @@ class Opened(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 
 
 class Ready(msgspec.Struct, tag=True, forbid_unknown_fields=True):
-    """It has read its share of the model, and waits for plans."""
+    """It has read its share of the model, and waits for plans. The first ones may be those that compile its kernels."""
 
 
 class Failed(msgspec.Struct, tag=True, forbid_unknown_fields=True):

@@ -8,14 +8,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn, Protocol
 
 from chairlift.core.costs import ModelCost
 from chairlift.core.errors import ChairliftError, ExecutorLost
 from chairlift.core.ports import GaugedExecutor
 from chairlift.core.types import Plan, Result
+from chairlift.execute.torch import warming
 from chairlift.execute.torch.device import Device, lacking
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice
@@ -31,6 +32,8 @@ ANSWER_S = 60.0
 """A step that takes longer than this will never end: a rank stands still."""
 GROUP_S = 90.0
 """On a GPU a group that waits for longer ends the process, so it must wait for longer than we do."""
+RELEASE_S = 5.0
+"""After a rank is lost: whoever is not held up by it has ended everything by then."""
 POLL_S = 0.0001
 """Between two looks at a device that computes: less than a step's smallest part."""
 
@@ -54,10 +57,13 @@ class ParallelExecutor:
         group: Group,
         *,
         timeout_s: float = ANSWER_S,
+        release_s: float = RELEASE_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._own, self._crew, self._group = own, crew, group
-        self._timeout_s, self._clock = timeout_s, clock
+        self._timeout_s, self._release_s, self._clock = timeout_s, release_s, clock
+        self._ended = threading.Event()
+        self._flights = 0
         self._broken = False
 
     @classmethod
@@ -70,15 +76,15 @@ class ParallelExecutor:
         sizes: Sizes,
         on_tensor: Callable[[int, int], None] | None = None,
         on_compile: Callable[[], None] = lambda: None,
-        on_graph: Callable[[int, int], None] | None = None,
         timeout_s: float = ANSWER_S,
         group_s: float = GROUP_S,
     ) -> "ParallelExecutor":
         """Starts the other ranks and reads all weights, every rank its share; otherwise as `TorchExecutor.load`.
 
-        Raises what a follower fails with as if it had failed here. `on_tensor`, `on_compile` and `on_graph` follow rank 0: what
-        it reads, that it compiles, and what it captures.
+        If there are kernels to compile, they are compiled. Raises what a follower fails with as if it had failed here.
+        `on_tensor` and `on_compile` follow rank 0: what it reads, and that it compiles.
         """
+        assert choice.eager is not None, "followers capture nothing"
 
         def told(done: int, total: int) -> None:
             crew.check()
@@ -88,16 +94,22 @@ class ParallelExecutor:
         device = choice.device
         device.share(size)
         crew = Crew(device.ranks(size), timeout_s=timeout_s)
-        with _ended_on_failure(crew):
+        with _ended_on_failure(crew) as on_failure:
             crew.start()
             store = meet(timeout_s=group_s)
             crew.order(_order(model, choice, sizes, port=store.port, timeout_s=group_s))
             crew.expect(Opened)
             group = Ranks.join(0, size, device, store=store, timeout_s=group_s)
+            on_failure.callback(group.close)
             own = TorchExecutor.load(model.description, model.weights, choice=choice, on_tensor=told, group=group, **sizes)
             crew.expect(Ready)
-            own.prepare(choice, on_compile=on_compile, on_graph=on_graph)
-        return cls(own, crew, group, timeout_s=timeout_s)
+            executor = cls(own, crew, group, timeout_s=timeout_s)
+            executor.guard()
+            if choice.fused:
+                on_compile()
+                needed = {"block_size": sizes["block_size"], "max_tokens": sizes["max_tokens"]}
+                executor.warm_up(warming.plans(vocab=model.description.vocab, **needed))
+        return executor
 
     @property
     def cost(self) -> ModelCost:
@@ -119,20 +131,43 @@ class ParallelExecutor:
     def limits(self) -> None:
         """There is no measurement of a device yet."""
 
+    def warm_up(self, plans: Iterable[Plan]) -> None:
+        """Computes them on all ranks and forgets them. They come as any others do, so a rank that dies meanwhile is noticed."""
+        for plan in plans:
+            self.launch(plan)
+            self.collect()
+
+    def guard(self) -> None:
+        """From now on nobody is held up for long by a rank that is gone.
+
+        A device takes only so many launches ahead. If it waits for a rank in the midst of a step of many layers, so does who
+        asks for the rest of that step, and looks at nothing else. Once the group is closed, what waits goes on, to no purpose.
+        """
+
+        def release() -> None:
+            if self._crew.await_loss() is not None and not self._ended.wait(self._release_s):
+                self._group.close()
+
+        threading.Thread(target=release, name="release", daemon=True).start()
+
     def launch(self, plan: Plan) -> None:
         try:
             self._crew.check()
             self._crew.send(encode(plan))
             self._own.launch(plan)
+            self._flights += 1
         except Exception as error:  # noqa: BLE001  (whatever it is, the ranks are not at the same place any more)
             self._lose(error)
 
     def collect(self) -> Result:
         try:
             self._await()
-            return self._own.collect()
+            result = self._own.collect()
+            self._crew.check()  # a step that was released from its waiting has computed nothing that is true
         except Exception as error:  # noqa: BLE001  (as above)
             self._lose(error)
+        self._flights -= 1
+        return result
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """See `Perishable`."""
@@ -146,9 +181,13 @@ class ParallelExecutor:
 
     def close(self) -> None:
         """The other ranks end with it. Nobody waits for a device on which a step waits for one that is gone."""
+        with suppress(ExecutorLost):
+            while self._flights and not self._broken:
+                self.collect()
         broken = self._broken or self._crew.lost.is_set()
         if not broken:
             self._own.close()
+        self._ended.set()
         self._crew.close(at_once=broken)
         self._group.close()
 
@@ -189,17 +228,17 @@ def least_free_bytes(device: Device, size: int, *, follower: str = FOLLOWER) -> 
 
 
 def _order(model: Model, choice: Choice, sizes: Sizes, *, port: int, timeout_s: float) -> Order:
-    eager = choice.eager is not None
-    return Order(os.fsencode(model.reference), choice.dtype_name, choice.attention.name, eager, sizes, port, timeout_s)
+    assert model.reference, "a model that nobody else can open"
+    return Order(os.fsencode(model.reference), choice.dtype_name, choice.attention.name, sizes, port, timeout_s)
 
 
 @contextmanager
-def _ended_on_failure(crew: Crew) -> Iterator[None]:
-    """If anything fails, ends the followers, and raises what was behind it."""
+def _ended_on_failure(crew: Crew) -> Iterator[ExitStack]:
+    """If anything fails, ends the followers, and whatever else is put on the stack, and raises what was behind it."""
     with ExitStack() as on_failure:
         on_failure.callback(crew.close, at_once=True)
         try:
-            yield
+            yield on_failure
         except ChairliftError:
             raise
         except Exception:

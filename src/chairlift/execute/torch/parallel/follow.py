@@ -55,10 +55,9 @@ def _follow(post: Post, channel: Channel, frames: Frames) -> None:
         return
     order = msgspec.json.decode(frame, type=Order)
     model = registry.reopen(os.fsdecode(order.reference))
-    choice = resolve(post.device, order.dtype, order.attention, enforce_eager=order.eager, head_dim=model.description.head_dim)
+    choice = resolve(post.device, order.dtype, order.attention, head_dim=model.description.head_dim, ranks=post.size)
     executor = _loaded(post, order, model, choice, channel)
     channel.tell(Ready())
-    executor.prepare(choice, on_compile=lambda: None)
     _compute(executor, frames)
     executor.close()
 

@@ -1,7 +1,7 @@
 """What the ranks that compute one step together say to each other. Knows tensors; knows nothing of models, plans or processes.
 
-Every rank must ask for the same operations in the same order. No operation waits on the host but `least`: on a GPU they are
-asked of the device as everything else is, and may be captured with it.
+Every rank must ask for the same operations in the same order. On a GPU none of them waits on the host: they are asked of the
+device as everything else is, and may be captured with it.
 """
 
 import socket
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.distributed import AllreduceOptions, ReduceOp, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from chairlift.core.errors import ExecutorLost
 from chairlift.execute.torch.device import Device
@@ -40,10 +40,6 @@ class Group(Protocol):
         """That of rank 0 on every rank, in place. It must be contiguous."""
         ...
 
-    def least(self, number: int) -> int:
-        """The smallest of the numbers of all ranks. Waits for all of them."""
-        ...
-
     def close(self) -> None:
         """The other ranks cannot ask for anything any more, either."""
         ...
@@ -65,9 +61,6 @@ class Alone:
     def broadcast(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def least(self, number: int) -> int:
-        return number
-
     def close(self) -> None: ...
 
 
@@ -83,12 +76,10 @@ class Ranks:
     def __init__(self, rank: int, size: int, device: Device, store: TCPStore, *, timeout_s: float) -> None:
         """See `join`."""
         self.rank, self.size = rank, size
-        self._on, self._timeout_s = device.on, timeout_s
+        self._timeout_s = timeout_s
         self._store = store  # that of rank 0 is the server of all
         with self._patience():
             self._links = device.links(store, rank=rank, size=size, timeout=timedelta(seconds=timeout_s))
-        self._smallest = AllreduceOptions()
-        self._smallest.reduceOp = ReduceOp.MIN  # pyright: ignore[reportAttributeAccessIssue]
 
     @classmethod
     def join(cls, rank: int, size: int, device: Device, *, store: TCPStore, timeout_s: float) -> "Ranks":
@@ -98,7 +89,7 @@ class Ranks:
         cannot raise it out of an operation that was only asked for: it ends the process instead.
         """
         ranks = cls(rank, size, device, store, timeout_s=timeout_s)
-        ranks.least(rank)  # connects those that connect only when they must
+        ranks.sum(torch.zeros(1, device=device.on)).item()  # connects those that connect only when they must, and waits
         return ranks
 
     def sum(self, part: Tensor) -> Tensor:
@@ -121,12 +112,6 @@ class Ranks:
         with self._patience():
             self._links.broadcast([tensor]).wait()
         return tensor
-
-    def least(self, number: int) -> int:
-        held = torch.tensor([number], dtype=torch.int64, device=self._on)
-        with self._patience():
-            self._links.allreduce([held], self._smallest).wait()
-        return int(held.item())
 
     def close(self) -> None:
         self._links.abort()

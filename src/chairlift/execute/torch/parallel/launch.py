@@ -43,7 +43,8 @@ class _Follower:
     process: subprocess.Popen[bytes]
     channel: Channel
     said: list[Message] = field(default_factory=list[Message])
-    ended: bool = False
+    left: bool = False
+    """It has ended, and nobody had asked it to."""
 
     @property
     def killed(self) -> bool:
@@ -130,7 +131,6 @@ class Crew:
             self._watcher.join()
         for follower in self._followers:
             follower.channel.close()
-        self._followers.clear()
 
     def _started(self, rank: int, device: str) -> _Follower:
         ours, theirs = Channel.pair()
@@ -173,18 +173,17 @@ class Crew:
         with self._news:
             if message is not None:
                 follower.said.append(message)
-            else:
-                follower.ended = True
-                if not self._closing:
-                    self.lost.set()
+            elif not self._closing:
+                follower.left = True
+                self.lost.set()
             self._news.notify_all()
         return message is not None
 
     def _verdict(self) -> ChairliftError:
         with self._news:
             self._news.wait_for(lambda: any(one.killed for one in self._followers), timeout=OTHERS_S)
-            ended = [one for one in self._followers if one.ended]
-        guilty = next((one for one in ended if one.killed), ended[0])
+            gone = [one for one in self._followers if one.left]
+        guilty = next((one for one in gone if one.killed), gone[0])
         failure = guilty.failure
         if failure is None:
             return ExecutorLost(f"{_name(guilty)} {_how(guilty.process.returncode)}")
