@@ -13,6 +13,7 @@ from torch_executors import choice
 
 from chairlift.core.errors import ConfigError
 from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.options import Choice
 from chairlift.execute.torch.parallel.shards import Share
 from chairlift.execute.torch.sizing import footprint
 from chairlift.execute.torch.weights import ModelWeights, read
@@ -157,9 +158,12 @@ class TestReading:
 
     @pytest.mark.parametrize(("ranks", "taken"), [(1, 0), (3, 512 << 20)])
     def test_on_a_gpu_being_connected_takes_memory_too(self, ranks: int, taken: int) -> None:
+        def work(chosen: Choice) -> int:
+            sized = footprint(EVERYTHING, chosen, max_tokens=8, max_rows=2, longest=64, block_size=16, ranks=ranks)
+            return sized.work_bytes
+
         gpu = replace(choice(), device=Device(torch.device("cuda", 0)))
-        sizes = {"max_tokens": 8, "max_rows": 2, "longest": 64, "block_size": 16, "ranks": ranks}
-        assert footprint(EVERYTHING, gpu, **sizes).work_bytes == footprint(EVERYTHING, choice(), **sizes).work_bytes + taken
+        assert work(gpu) == work(choice()) + taken
 
     def test_a_tied_head_is_the_embedding(self) -> None:
         weights = held(Share(EVERYTHING, 1, 3))
