@@ -1,11 +1,18 @@
 """Chat is a conversation with a process: these tests type into one."""
 
+import asyncio
 import os
 import pty
 import signal
 import subprocess
 
+import pytest
 from processes import COMMAND, END_S, chairlift, ended, until
+from scripted_engine import scripted
+
+from chairlift.cli.chat import _Conversation
+from chairlift.cli.talk import Asked, Talker
+from chairlift.core.errors import ExecutorLost, Unavailable
 
 PLAIN = ("chat", "dummy:tiny", "--executor", "reference", "--temperature", "0")
 """At temperature 0 the made-up model writes newlines to the end of its context, which takes the reference seconds."""
@@ -48,6 +55,26 @@ def test_a_conversation_longer_than_the_context_says_how_to_go_on() -> None:
         out, err = process.communicate("hello\nhello\n/new\nhello\n", timeout=END_S)
     assert out == "\n\n\n" * 2
     assert "/new starts afresh" in err.partition("error: ")[2]
+
+
+def test_an_engine_that_is_lost_ends_the_conversation() -> None:
+    lines = iter(["hello", "again"])
+    with asyncio.Runner() as runner:
+        talker = runner.run(_talker())
+        try:
+            with pytest.raises(Unavailable, match="rank 1 was killed"):
+                _Conversation(runner, talker, None).hold(lambda: next(lines))
+        finally:
+            runner.run(talker.close())
+    assert list(lines) == ["again"]
+
+
+async def _talker() -> Talker:
+    return Talker(scripted(_lost), Asked())
+
+
+def _lost(prefix: tuple[int, ...]) -> int:
+    raise ExecutorLost("rank 1 was killed")
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave_and_ctrl_d_leaves() -> None:

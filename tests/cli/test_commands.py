@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,17 @@ def figures(path: Path) -> Any:
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert code("--version") == 0
     assert capsys.readouterr().out == f"chairlift {__version__}\n"
+
+
+def test_what_the_caller_has_closed_leads_nowhere() -> None:
+    """Or the server's socket would be standard input, and an event loop that closes it ends the process by an assertion."""
+    script = (
+        "import os; from chairlift.cli import main\ntry: main(['--version'])\nfinally: print(os.readlink('/proc/self/fd/0'))"
+    )
+    ended = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"chairlift {__version__}\n{os.devnull}\n")
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "run", "models", "check", "bench", "replay"])

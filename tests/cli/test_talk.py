@@ -5,7 +5,7 @@ from tiny import END, script
 
 from chairlift.cli.talk import DEFAULT_TEMPERATURE, Asked, Said, Talker
 from chairlift.compose import Engine
-from chairlift.core.errors import NeverFits
+from chairlift.core.errors import ExecutorLost, NeverFits, Unavailable
 
 DEFAULTS = Asked()
 
@@ -42,6 +42,16 @@ async def test_without_a_wish_the_context_is_the_limit() -> None:
 async def test_a_prompt_that_is_too_long_is_refused() -> None:
     with pytest.raises(NeverFits, match="256"):
         await said(scripted(), prompt="x" * 256)
+
+
+async def test_an_engine_that_is_lost_is_told_from_an_answer_that_fails() -> None:
+    """Nobody can go on talking to it."""
+    with pytest.raises(Unavailable, match="the engine has failed: rank 1 was killed"):
+        await said(scripted(lost))
+
+
+def lost(prefix: tuple[int, ...]) -> int:
+    raise ExecutorLost("rank 1 was killed")
 
 
 async def test_a_conversation_shares_its_beginning_from_turn_to_turn() -> None:

@@ -1,5 +1,6 @@
 """What the user typed, and which model it means."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def sources(tmp_path: Path) -> Sources:
 def test_a_path_of_a_gguf_file(tmp_path: Path, sources: Sources) -> None:
     model = load(str(tiny_gguf(tmp_path / "my.model-Q8.gguf")), sources)
     assert model.name == "my.model-Q8"
+    model.close()
+
+
+def test_a_path_that_is_no_text_has_a_name_that_is(tmp_path: Path, sources: Sources) -> None:
+    """It is part of every answer."""
+    path = tiny_gguf(tmp_path / os.fsdecode(b"my\xffmodel.gguf"))
+    model = load(str(path), sources)
+    assert (model.name, model.reference) == ("my\ufffdmodel", str(path))
     model.close()
 
 

@@ -1,5 +1,6 @@
 """The command line, one module a command. Commands import what they need when they run, so that `--help` is quick."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -22,10 +23,13 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
+STDERR = 2
+"""The last of the three files that every process has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and ends the process: 0 if all went well, 1 with one line of reason if not, 2 for a usage error."""
+    _occupy_standard_streams()
     try:
         _app()(list(sys.argv[1:] if arguments is None else arguments), prog_name="chairlift")
     except ChairliftError as error:
@@ -33,6 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _occupy_standard_streams() -> None:
+    """What the caller has closed leads nowhere: the next file or socket would be taken for it, by us and our children."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _app() -> typer.Typer:

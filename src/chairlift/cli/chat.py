@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chairlift.cli import options
-from chairlift.core.errors import ChairliftError, NeverFits, TemplateError
+from chairlift.core.errors import ChairliftError, NeverFits, TemplateError, Unavailable
 from chairlift.models.fetch import DEFAULT_MODEL
 from chairlift.options import AUTO, DEFAULT_EXECUTOR
 
@@ -124,6 +124,8 @@ class _Conversation:
             self._runner.run(self._answer([*self._opening, *self._messages, question], say))
         except KeyboardInterrupt:
             typer.echo(" (stopped)", err=True)
+        except Unavailable:
+            raise
         except NeverFits as error:
             typer.echo(f"error: {error}; /new starts afresh", err=True)
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.compose import Engine
-from chairlift.core.errors import ModelError
+from chairlift.core.errors import ModelError, Unavailable
 from chairlift.core.types import Request, Sampling, Stopping
 from chairlift.core.wishes import Wishes, sampling
 from chairlift.engine.client import EngineClient
@@ -76,7 +76,10 @@ class Talker:
         return self._engine.tokenizer.encode(text)
 
     async def ask(self, prompt: list[int], say: Callable[[str], None]) -> Said:
-        """Hands text to `say` as it comes. Raises NeverFits for a prompt that is too long, ModelError if the engine fails.
+        """Hands text to `say` as it comes.
+
+        Raises NeverFits for a prompt that is too long, ModelError if the answer fails, and Unavailable if the engine has failed
+        for good.
 
         Cancelling it ends the answer and frees its memory.
         """
@@ -88,7 +91,7 @@ class Talker:
         async with self._client.submit(request) as stream:
             async for delta in stream:
                 if delta.finish in ("error", "abort"):
-                    raise ModelError(str(delta.stop_reason))
+                    raise (Unavailable if self._client.health() == "failed" else ModelError)(str(delta.stop_reason))
                 first = first or self._clock()
                 cached = max(cached, delta.cached)
                 part = answer.take(delta.tokens, delta.finish)

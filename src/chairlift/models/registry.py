@@ -1,5 +1,6 @@
 """From what the user typed to a model: a file, a folder, a known name, a repository, or made-up weights."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -99,8 +100,8 @@ def cached(cache: Path) -> list[Cached]:
 
 
 def _name(spec: str) -> str:
-    """What the model is called: a known name or a repository as it was typed, a path by its last part."""
+    """What the model is called: a known name or a repository as it was typed, a path by its last part, made text."""
     path = Path(spec).expanduser()
     if spec in KNOWN or not path.exists():
         return spec
-    return path.resolve().name.removesuffix(".gguf")
+    return os.fsencode(path.resolve().name).decode(errors="replace").removesuffix(".gguf")

@@ -8,8 +8,8 @@ import torch
 from tiny_decoders import PLAIN, VARIANTS, ArrayWeights, random_weights
 from torch_executors import choice, torch_executor
 
-from chairlift.core.errors import ModelError
-from chairlift.execute.torch.device import Device
+from chairlift.core.errors import ConfigError, ModelError
+from chairlift.execute.torch.device import Device, lacking
 from chairlift.execute.torch.parallel.shards import Share
 from chairlift.execute.torch.sizing import footprint
 from chairlift.execute.torch.weights import ModelWeights, read
@@ -105,3 +105,25 @@ def test_a_step_costs_the_same_as_the_reference_says() -> None:
     weights = random_weights(EVERYTHING)
     other = ReferenceExecutor.load(EVERYTHING, weights, num_blocks=3, block_size=16)
     assert torch_executor(EVERYTHING, weights).cost == other.cost
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError("Unable to allocate 36.0 MiB"), "Unable to allocate 36.0 MiB"),
+        (MemoryError(), "no memory"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+            "CUDA out of memory. Tried to allocate 2 GiB.",
+        ),
+        (RuntimeError("[enforce fail at a.cpp:1] err == 0. DefaultCPUAllocator: can't allocate"), "can't allocate"),
+        (RuntimeError("shapes differ"), None),
+    ],
+)
+def test_too_little_memory_is_told_from_other_faults(error: Exception, said: str | None) -> None:
+    assert lacking(error) == said
+
+
+def test_blocks_that_no_memory_can_hold_are_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^there is too little memory for the weights and the KV cache: \S.*$"):
+        torch_executor(PLAIN, random_weights(PLAIN), num_blocks=1 << 40)

@@ -32,6 +32,19 @@ _NCCL_BYTES = 512 << 20
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
+_ALLOCATOR = "DefaultCPUAllocator: "
+"""What PyTorch's errors of the machine's memory say before they get to the point. They have no class of their own."""
+
+
+def lacking(error: Exception) -> str | None:
+    """What could not be had, in one line, if the error is one of too little memory, the machine's or a device's."""
+    said = (str(error).strip() or "no memory").splitlines()[0]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return said
+    _, found, after = said.partition(_ALLOCATOR)
+    return after if found else None
+
+
 class Mark(Protocol):
     """A moment in the work of a device."""
 

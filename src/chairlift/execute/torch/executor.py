@@ -5,7 +5,8 @@ Knows plans and results; the arithmetic is the decoder's, drawing the sampler's.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.costs import ModelCost
+from chairlift.core.errors import ConfigError
 from chairlift.core.types import PENDING, Logprobs, Move, Plan, Result, Row, Work
 from chairlift.execute.costs import model_cost
 from chairlift.execute.sampler import NOTHING_ALLOWED
@@ -25,7 +27,7 @@ from chairlift.execute.torch.attention.backends import build as build_attention
 from chairlift.execute.torch.attention.heads import Heads
 from chairlift.execute.torch.batch import Batch, Batches
 from chairlift.execute.torch.decoder import Decoder, turns
-from chairlift.execute.torch.device import Device, Mark, Recorder
+from chairlift.execute.torch.device import Device, Mark, Recorder, lacking
 from chairlift.execute.torch.draws import Telling, Wanted, logprobs, write
 from chairlift.execute.torch.graphs import Graphs
 from chairlift.execute.torch.ops import Ops, TorchOps
@@ -129,9 +131,9 @@ class TorchExecutor:
         No row is longer than `max_model_len`, which is as much as fits into all blocks unless it is given. `attention` is that
         of the choice unless it is given. `on_tensor(done, total)` follows the reading. Of a `group` this is one rank: it reads
         its share of the weights, and has the keys and values of its own heads. ConfigError if the model cannot be cut for so
-        many.
+        many, and if there is too little memory.
         """
-        with choice.device.active(), torch.inference_mode():
+        with _enough_memory(), choice.device.active(), torch.inference_mode():
             share = Share(description, group.rank, group.size)
             held = read(share, weights, device=choice.device, dtype=choice.dtype, on_tensor=on_tensor)
         return cls.build(
@@ -172,7 +174,7 @@ class TorchExecutor:
         longest = max_model_len or num_blocks * block_size
         share = Share(description, group.rank, group.size)
         own = share.description
-        with device.active(), torch.inference_mode():
+        with _enough_memory(), device.active(), torch.inference_mode():
             shape = (len(own.layers), num_blocks, 2, block_size, own.kv_heads, own.head_dim)
             # Left unwritten on purpose: nobody reads what nobody has written.
             kv = torch.empty(shape, dtype=dtype, device=device.on)
@@ -383,6 +385,17 @@ class TorchExecutor:
         self._flights.clear()
         self._drawn_by = {}
         self._device.settle()
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        lacks = lacking(error)
+        if lacks is None:
+            raise
+        raise ConfigError(f"there is too little memory for the weights and the KV cache: {lacks}") from None
 
 
 def _fused() -> tuple[Ops, Sampler]:

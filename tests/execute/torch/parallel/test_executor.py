@@ -18,7 +18,7 @@ from torch_executors import PLAIN_CHOICE
 from virtual import Ride, request
 
 from chairlift.core.config import EngineConfig
-from chairlift.core.errors import ExecutorLost, ModelError
+from chairlift.core.errors import ConfigError, ExecutorLost, ModelError
 from chairlift.core.ports import Executor
 from chairlift.core.types import Plan, Request, Result, Sampling
 from chairlift.engine.core import EngineCore
@@ -102,6 +102,19 @@ def test_a_model_that_a_follower_cannot_open_is_refused_in_one_line() -> None:
         ParallelExecutor.load(replace(MODEL, reference="/gone.gguf"), choice=PLAIN_CHOICE, size=2, sizes=SIZES)
 
 
+def test_the_name_of_a_file_need_not_be_text() -> None:
+    name = os.fsdecode(b"/g\xffne.gguf")
+    with pytest.raises(ModelError, match=r"^rank 1: /g\\udcffne\.gguf: there is no such file or folder$"):
+        ParallelExecutor.load(replace(MODEL, reference=name), choice=PLAIN_CHOICE, size=2, sizes=SIZES)
+
+
+def test_memory_that_a_follower_lacks_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0's own blocks are the same number, so it is a number that no machine has."""
+    with pytest.raises(ConfigError, match=r"^(rank 1: )?there is too little memory for the weights and the KV cache: \S.*$"):
+        ParallelExecutor.load(MODEL, choice=PLAIN_CHOICE, size=2, sizes={**SIZES, "num_blocks": 1 << 40})
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_rank_that_is_killed_in_the_midst_of_a_step_ends_it(both: ParallelExecutor) -> None:
     """It is stopped first, so that rank 0 waits for it when it dies."""
     [step] = [step.plan for step in ridden(both, PROMPTS[:1]).steps if step.plan.step == 0]
@@ -119,7 +132,7 @@ def test_a_rank_that_stands_still_is_given_up(both: ParallelExecutor) -> None:
     [step] = [step.plan for step in ridden(both, PROMPTS[:1]).steps if step.plan.step == 0]
     with two_ranks(timeout_s=2.0) as (executor, process):
         _stop(process)
-        with pytest.raises(ExecutorLost, match=r"rank 0 cannot go on: .*Timed out"):
+        with pytest.raises(ExecutorLost, match=r"^another rank has not answered for 2 s$"):
             _compute(executor, step)
 
 
@@ -144,17 +157,36 @@ class Busy(TorchExecutor):
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
-    [("after 0.05 die", r"rank 1 \(process \d+\) was killed by SIGKILL"), ("wait", "the ranks have not ended a step in 0.5 s")],
+    ("action", "timeout_s", "said"),
+    [
+        ("after 0.05 die", 30.0, r"rank 1 \(process \d+\) was killed by SIGKILL"),
+        ("wait", 0.5, "the ranks have not ended a step in 0.5 s"),
+    ],
 )
-def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, said: str) -> None:
+def test_nobody_waits_for_a_device_that_waits_for_the_dead(action: str, timeout_s: float, said: str) -> None:
     with crew(action) as followers:
         own = Busy()
-        executor = ParallelExecutor(own, followers, ALONE, timeout_s=0.5)
+        executor = ParallelExecutor(own, followers, ALONE, timeout_s=timeout_s)
         with pytest.raises(ExecutorLost, match=said):
             _compute(executor, Plan(0, ()))
         executor.close()
         assert not own.closed
+
+
+class Greedy(Busy):
+    """Which has too little memory for a step."""
+
+    def launch(self, plan: Plan) -> None:
+        raise MemoryError("Unable to allocate 2 GiB\nmore")
+
+
+def test_memory_that_rank_0_lacks_in_a_step_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with crew("wait") as followers:
+        executor = ParallelExecutor(Greedy(), followers, ALONE)
+        with pytest.raises(ExecutorLost, match=r"^rank 0: too little memory: Unable to allocate 2 GiB$"):
+            executor.launch(Plan(0, ()))
+        executor.close()
+    assert not caplog.records
 
 
 class Released(Alone):

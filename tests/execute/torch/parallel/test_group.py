@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import together
 
+from chairlift.core.errors import ExecutorLost
 from chairlift.execute.torch.parallel.group import ALONE, Group, find, meet
 
 SIZES = (1, 2, 3, 4)
@@ -79,16 +80,19 @@ class TestWhoIsNotThere:
         assert together(3, run) == ["told", "gone", "told"]
 
     def test_a_rank_that_says_nothing_is_waited_for_only_so_long(self) -> None:
-        """Two of three go on; the third does nothing until they have both given up."""
+        """Two of three go on; the third does nothing until they have both given up. Who does so first ends it for the other."""
         given_up = Barrier(3, timeout=20)
 
-        def run(group: Group) -> None:
+        def run(group: Group) -> str | None:
+            said = None
             if group.rank:
-                with pytest.raises(RuntimeError):
+                with pytest.raises((RuntimeError, ExecutorLost)) as caught:
                     group.sum(part(0))
+                said = str(caught.value)
             given_up.wait()
+            return said
 
-        together(3, run, timeout_s=1.0)
+        assert "another rank has not answered for 1 s" in together(3, run, timeout_s=1.0)
 
     def test_nobody_to_be_found(self) -> None:
         server = meet(timeout_s=5)

@@ -1,12 +1,14 @@
 """Followers as processes: what they say is heard, how they end is told, and none stays."""
 
 import re
+import sys
 
 import pytest
 from crews import crew
 
 from chairlift.core.errors import ChairliftError, ConfigError, ExecutorLost, ModelError
 from chairlift.execute.torch.parallel.channel import Free, Opened
+from chairlift.execute.torch.parallel.launch import Crew
 
 
 def test_every_follower_is_heard_in_the_order_of_ranks() -> None:
@@ -67,6 +69,12 @@ def test_a_failure_that_is_no_followers_doing_is_not_explained() -> None:
     with crew("wait") as followers:
         followers.explain(within_s=0.01)
         followers.check()
+
+
+def test_a_process_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(ConfigError, match=r"^rank 1 cannot be started: No such file or directory$"):
+        Crew(("cpu", "cpu"), timeout_s=1.0).start()
 
 
 def test_a_follower_that_takes_nothing_any_more_is_not_waited_for() -> None:

@@ -40,8 +40,8 @@ class Sizes(TypedDict):
 class Order(msgspec.Struct, forbid_unknown_fields=True):
     """What a follower is to compute, with nothing left open."""
 
-    reference: str
-    """As `registry.reopen` takes it."""
+    reference: bytes
+    """As `registry.reopen` takes it, encoded as the system has it: names of files may be no text."""
     dtype: str
     attention: str
     sizes: Sizes

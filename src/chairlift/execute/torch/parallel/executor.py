@@ -5,6 +5,7 @@ that are not at the same place can never be brought together again.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from chairlift.core.errors import ChairliftError, ExecutorLost
 from chairlift.core.ports import GaugedExecutor
 from chairlift.core.types import Plan, Result
 from chairlift.execute.torch import warming
-from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.device import Device, lacking
 from chairlift.execute.torch.executor import TorchExecutor
 from chairlift.execute.torch.options import Choice
 from chairlift.execute.torch.parallel.channel import Free, Opened, Order, Ready, Sizes
@@ -202,6 +203,9 @@ class ParallelExecutor:
         self._broken = True
         if isinstance(error, ExecutorLost):
             raise error
+        lacks = lacking(error)
+        if lacks is not None:
+            raise ExecutorLost(f"rank 0: too little memory: {lacks}") from error
         try:
             self._crew.explain()
         except ChairliftError as why:
@@ -225,7 +229,7 @@ def least_free_bytes(device: Device, size: int, *, follower: str = FOLLOWER) -> 
 
 def _order(model: Model, choice: Choice, sizes: Sizes, *, port: int, timeout_s: float) -> Order:
     assert model.reference, "a model that nobody else can open"
-    return Order(model.reference, choice.dtype_name, choice.attention.name, sizes, port, timeout_s)
+    return Order(os.fsencode(model.reference), choice.dtype_name, choice.attention.name, sizes, port, timeout_s)
 
 
 @contextmanager

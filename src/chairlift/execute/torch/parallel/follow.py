@@ -17,7 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from chairlift.core.errors import ChairliftError
-from chairlift.execute.torch.device import Device
+from chairlift.execute.torch.device import Device, lacking
 from chairlift.execute.torch.executor import DEPTH, TorchExecutor
 from chairlift.execute.torch.options import Choice, resolve
 from chairlift.execute.torch.parallel.channel import END, Broken, Channel, Failed, Free, Opened, Order, Post, Ready
@@ -40,9 +40,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         _follow(post, channel, frames)
     except Exception as error:  # noqa: BLE001  (told to rank 0)
-        trace = "" if isinstance(error, ChairliftError) else traceback.format_exc()
         with suppress(OSError):
-            channel.tell(Failed(type(error).__name__, str(error), trace))
+            channel.tell(_failed(error))
         _leave(FAILED)
     _leave(0)
 
@@ -55,7 +54,7 @@ def _follow(post: Post, channel: Channel, frames: Frames) -> None:
     if frame == END:
         return
     order = msgspec.json.decode(frame, type=Order)
-    model = registry.reopen(order.reference)
+    model = registry.reopen(os.fsdecode(order.reference))
     choice = resolve(post.device, order.dtype, order.attention, head_dim=model.description.head_dim, ranks=post.size)
     executor = _loaded(post, order, model, choice, channel)
     channel.tell(Ready())
@@ -95,6 +94,18 @@ def _listen(channel: Channel, frames: Frames) -> None:
     except (Broken, OSError):
         pass
     _leave(ORPHANED)
+
+
+def _failed(error: Exception) -> Failed:
+    lacks = lacking(error)
+    said = str(error) if lacks is None else f"too little memory: {lacks}"
+    explained = isinstance(error, ChairliftError) or lacks is not None
+    return Failed(type(error).__name__, _text(said), "" if explained else _text(traceback.format_exc()))
+
+
+def _text(words: str) -> str:
+    """What can be sent: the name of a file may stand in it, and may be no text."""
+    return words.encode(errors="backslashreplace").decode()
 
 
 def _leave(code: int) -> NoReturn:

@@ -5,7 +5,9 @@ device as everything else is, and may be captured with it.
 """
 
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -14,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from chairlift.core.errors import ExecutorLost
 from chairlift.execute.torch.device import Device
 
 LOOPBACK = "127.0.0.1"
@@ -73,14 +76,16 @@ class Ranks:
     def __init__(self, rank: int, size: int, device: Device, store: TCPStore, *, timeout_s: float) -> None:
         """See `join`."""
         self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
         self._store = store  # that of rank 0 is the server of all
-        self._links = device.links(store, rank=rank, size=size, timeout=timedelta(seconds=timeout_s))
+        with self._patience():
+            self._links = device.links(store, rank=rank, size=size, timeout=timedelta(seconds=timeout_s))
 
     @classmethod
     def join(cls, rank: int, size: int, device: Device, *, store: TCPStore, timeout_s: float) -> "Ranks":
         """Waits until all ranks are connected. `store` is that of `meet` on rank 0, that of `find` on the others.
 
-        Whoever waits for longer than `timeout_s` for another rank gets an exception, here and in every operation. NCCL
+        Whoever waits for longer than `timeout_s` for another rank gets ExecutorLost, here and in every operation. NCCL
         cannot raise it out of an operation that was only asked for: it ends the process instead.
         """
         ranks = cls(rank, size, device, store, timeout_s=timeout_s)
@@ -89,7 +94,8 @@ class Ranks:
 
     def sum(self, part: Tensor) -> Tensor:
         part = part.contiguous()
-        self._links.allreduce([part]).wait()
+        with self._patience():
+            self._links.allreduce([part]).wait()
         return part
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
@@ -97,16 +103,29 @@ class Ranks:
         widest = max(widths)
         part = F.pad(part, (0, widest - part.shape[-1])).contiguous()
         parts = [torch.empty_like(part) for _ in widths]
-        self._links.allgather([parts], [part]).wait()
+        with self._patience():
+            self._links.allgather([parts], [part]).wait()
         return torch.cat([one[..., :width] for one, width in zip(parts, widths, strict=True)], dim=-1)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         assert tensor.is_contiguous()
-        self._links.broadcast([tensor]).wait()
+        with self._patience():
+            self._links.broadcast([tensor]).wait()
         return tensor
 
     def close(self) -> None:
         self._links.abort()
+
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Says in our words that a time limit is over: the libraries have none for it but those of where they waited."""
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError:
+            if time.monotonic() - began < self._timeout_s:
+                raise
+            raise ExecutorLost(f"another rank has not answered for {self._timeout_s:g} s") from None
 
 
 def meet(*, timeout_s: float) -> TCPStore:

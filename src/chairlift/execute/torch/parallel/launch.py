@@ -71,9 +71,12 @@ class Crew:
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
 
     def start(self) -> "Crew":
-        """Returns while they are still starting."""
+        """Returns while they are still starting. ConfigError if the system has no room for one more process or file."""
         for rank, device in enumerate(self._devices[1:], start=1):
-            self._followers.append(self._started(rank, device))
+            try:
+                self._followers.append(self._started(rank, device))
+            except OSError as error:
+                raise ConfigError(f"rank {rank} cannot be started: {error.strerror}") from None
         self._watcher.start()
         return self
 
@@ -132,15 +135,20 @@ class Crew:
     def _started(self, rank: int, device: str) -> _Follower:
         ours, theirs = Channel.pair()
         post = Post(rank, len(self._devices), device, theirs.fileno())
-        process = subprocess.Popen(  # noqa: S603  (this very program)
-            [sys.executable, "-P", "-m", self._module, msgspec.json.encode(post).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},  # noqa: PTH109
-            start_new_session=True,  # Ctrl-C in a terminal is for rank 0
-        )
-        theirs.close()
+        try:
+            process = subprocess.Popen(  # noqa: S603  (this very program)
+                [sys.executable, "-P", "-m", self._module, msgspec.json.encode(post).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},  # noqa: PTH109
+                start_new_session=True,  # Ctrl-C in a terminal is for rank 0
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         ours.limit(self._timeout_s)
         return _Follower(rank, process, ours)
 
