@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chairlift.core.errors import ConfigError
+from chairlift.execute.torch.parallel.gloo import Gloo
 
 _AUTO, _CPU, _CUDA = "auto", "cpu", "cuda"
 _NUMBERED = re.compile(r"cuda(?::([0-9]{1,3}))?")
 _BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first generation that multiplies bfloat16 in its tensor cores (Ampere)."""
-
-_LOOPBACK = "127.0.0.1"
 
 _NCCL_BYTES = 512 << 20
 """Of a GPU's memory, for the buffers through which NCCL talks. An estimate: it takes what it thinks right for the machine."""
@@ -273,12 +272,9 @@ class Device:
 
         A GPU's by NCCL, in the order of its work; the CPU's by gloo, at once, and within this machine only.
         """
-        dist: Any = torch.distributed  # its types leave these classes half empty
         if not self._cuda:
-            options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  (the public form takes any interface)
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]  # noqa: SLF001
-            options._timeout = timeout  # noqa: SLF001
-            return dist.ProcessGroupGloo(store, rank, size, options)
+            return Gloo(store, rank=rank, size=size, timeout=timeout)
+        dist: Any = torch.distributed  # its types leave these classes half empty
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout  # noqa: SLF001
         links = dist.ProcessGroupNCCL(store, rank, size, options)

@@ -1,6 +1,6 @@
 """What ranks say to each other: over gloo between threads, and by one that is alone."""
 
-from threading import Barrier
+from threading import Barrier, Timer
 
 import pytest
 import torch
@@ -93,6 +93,22 @@ class TestWhoIsNotThere:
             return said
 
         assert "another rank has not answered for 1 s" in together(3, run, timeout_s=1.0)
+
+    def test_whoever_waits_is_released_when_the_group_is_closed(self) -> None:
+        """Rank 1 never answers."""
+        released = Barrier(2, timeout=20)
+
+        def run(group: Group) -> str | None:
+            if group.rank:
+                released.wait()
+                return None
+            Timer(0.1, group.close).start()
+            with pytest.raises(RuntimeError) as caught:
+                group.sum(part(0))
+            released.wait()
+            return str(caught.value)
+
+        assert together(2, run)[0] is not None
 
     def test_nobody_to_be_found(self) -> None:
         server = meet(timeout_s=5)

@@ -18,8 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from chairlift.core.errors import ExecutorLost
 from chairlift.execute.torch.device import Device
-
-LOOPBACK = "127.0.0.1"
+from chairlift.execute.torch.parallel.gloo import LOOPBACK
 
 
 class Group(Protocol):
@@ -41,7 +40,7 @@ class Group(Protocol):
         ...
 
     def close(self) -> None:
-        """The other ranks cannot ask for anything any more, either."""
+        """Nobody can ask for anything any more, nor can the other ranks. Who waits for them is told by an exception."""
         ...
 
 
