@@ -201,7 +201,7 @@ class ParallelExecutor:
 
     def _lose(self, error: Exception) -> NoReturn:
         self._broken = True
-        if isinstance(error, ExecutorLost):
+        if isinstance(error, ExecutorLost) and not self._crew.lost.is_set():
             raise error
         lacks = lacking(error)
         if lacks is not None:

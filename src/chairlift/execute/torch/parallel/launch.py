@@ -68,6 +68,7 @@ class Crew:
         self._followers: list[_Follower] = []
         self._news = threading.Condition()
         self._closing = False
+        self._judged: ChairliftError | None = None
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
 
     def start(self) -> "Crew":
@@ -180,9 +181,13 @@ class Crew:
         return message is not None
 
     def _verdict(self) -> ChairliftError:
+        """The same for all who ask."""
         with self._news:
-            self._news.wait_for(lambda: any(one.killed for one in self._followers), timeout=OTHERS_S)
-            gone = [one for one in self._followers if one.left]
+            self._news.wait_for(lambda: self._judged or any(one.killed for one in self._followers), timeout=OTHERS_S)
+            self._judged = self._judged or self._judge([one for one in self._followers if one.left])
+        return self._judged
+
+    def _judge(self, gone: Sequence[_Follower]) -> ChairliftError:
         guilty = next((one for one in gone if one.killed), gone[0])
         failure = guilty.failure
         if failure is None:
