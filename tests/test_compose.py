@@ -44,7 +44,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 def test_a_step_that_does_not_fit_beside_the_weights_is_refused() -> None:
     options = EngineOptions(threads=1, isa="portable")
     needs = fit(MODEL, options, free_bytes=GIB)
-    with pytest.raises(ConfigError, match="lower max_num_seqs or max_num_batched_tokens"):
+    with pytest.raises(ConfigError, match="lower max_model_len, max_num_seqs or max_num_batched_tokens"):
         fit(MODEL, options, free_bytes=needs.weight_bytes + needs.work_bytes - 1)
 
 

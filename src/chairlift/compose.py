@@ -93,7 +93,7 @@ def fit(model: Model, options: EngineOptions, *, free_bytes: int) -> Fit:
     if room < 0:
         raise ConfigError(
             f"weights ({gib(needs.weight_bytes)}) and the memory of a step ({gib(needs.work_bytes)}) do not fit into"
-            f" {gib(free_bytes)} of free memory: lower max_num_seqs or max_num_batched_tokens"
+            f" {gib(free_bytes)} of free memory: lower max_model_len, max_num_seqs or max_num_batched_tokens"
         )
     kv = size_pool(
         token_bytes=needs.token_bytes,

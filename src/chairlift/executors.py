@@ -4,6 +4,7 @@ Knows how they differ; knows nothing of how much memory there is, nor of tokeniz
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -326,7 +327,7 @@ class _Torch:
 def _check_torch(options: EngineOptions) -> None:
     _check_owners(options, "torch")
     if find_spec("torch") is None:
-        raise ConfigError("the executor torch needs the extra gpu: pip install chairlift[gpu]")
+        raise ConfigError(f"the executor torch needs the extra gpu: {sys.executable} -m pip install 'chairlift[gpu]'")
     if options.tensor_parallel_size < 1:
         raise ConfigError(f"tensor_parallel_size must be at least 1, not {options.tensor_parallel_size}")
     from chairlift.execute.torch import options as torch_options

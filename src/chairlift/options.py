@@ -7,10 +7,9 @@ from chairlift.core.config import DEFAULTS
 AUTO = "auto"
 DEFAULT_EXECUTOR = "cpu"
 RECOMPUTE, SWAP = PREEMPTION_MODES = ("recompute", "swap")
-
+"""What becomes of the keys and values of those who yield: they are computed again, or kept in host memory meanwhile."""
 DEFAULT_SWAP_SPACE = 4.0
 """GiB, as with vLLM."""
-"""What becomes of the keys and values of those who yield: they are computed again, or kept in host memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gpu_check import report
+from gpu_check.__main__ import main
 from gpu_check.records import Figure, Found, Record, read
 from gpu_check.stages import STAGES, Outcome, Stage, run, run_all
 
@@ -143,6 +144,16 @@ class TestReport:
         ]
         assert [line.rpartition(": ")[2] for line in report.aims(measured)] == ["0.50, MISSED", "3.50, met"]
         assert [line.rpartition(": ")[2] for line in report.aims([])] == ["not measured", "not measured"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton")
+    for path in (tmp_path, tmp_path / "missing" / "found.json"):
+        monkeypatch.setattr(sys, "argv", ["gpu-check", "--output", str(path)])
+        assert main() == 2
+        assert capsys.readouterr().err == f"error: {path} cannot be written\n"
 
 
 def test_what_is_not_installed_is_told_in_one_line(tmp_path: Path) -> None:

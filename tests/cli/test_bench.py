@@ -76,6 +76,15 @@ def test_the_figures_can_go_to_the_terminal(capsys: pytest.CaptureFixture[str]) 
     assert len(json.loads(capsys.readouterr().out)["rows"][0]["rounds"]) == 2
 
 
+@pytest.mark.parametrize(("asked", "tokens"), [((), 512), (("--max-num-batched-tokens", "2"), 3)])
+def test_a_step_holds_what_suits_the_executor_and_a_token_of_everybody_at_least(
+    tmp_path: Path, asked: tuple[str, ...], tokens: int
+) -> None:
+    report = tmp_path / "bench.json"
+    assert code("dummy:tiny", "--batch", "1,3", *SHORT, "--executor", "reference", *asked, "--json", str(report)) == 0
+    assert figures(report)["options"]["max_num_batched_tokens"] == tokens
+
+
 def test_context_is_the_length_of_the_prompts(tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     asked = ("--context", "70", "--output-len", "2", "--executor", "reference", "--json", str(report))

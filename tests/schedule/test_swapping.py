@@ -68,6 +68,19 @@ def test_nothing_is_computed_twice_in_a_crowd_either():
     assert len(moves(engine, "store")) >= len(moves(engine, "load")) > 0
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize(("host", "tokens", "stored", "loaded"), [(0, 2688, 0, 0), (64, 1964, 225, 181), (128, 1672, 331, 254)])
+def test_a_store_saves_tokens(host: int, tokens: int, stored: int, loaded: int, prefix: bool):
+    """The figures of decision 0017."""
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_model_len": 256}
+    engine = ride(**sizes, max_num_batched_tokens=512, num_host_blocks=host, enable_prefix_caching=prefix)
+    engine.submit(*(request(str(number), range(20 * number, 20 * number + 10), 200) for number in range(8)))
+    engine.run()
+    assert engine.preemptions == 18
+    assert sum(computed(engine).values()) == tokens
+    assert (len(moves(engine, "store")), len(moves(engine, "load"))) == (stored, loaded)
+
+
 @pytest.mark.parametrize("layout", ["paged", "contiguous"])
 def test_texts_are_those_of_undisturbed_requests(layout: str):
     engine = displaced(urgent=3, kv_layout=layout)

@@ -83,7 +83,7 @@ def engine(
         int, typer.Option(min=1, max=1000, metavar="N", help="How often all sizes are measured; medians are reported.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Which random tokens prompts are made of.")] = 0,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = DEFAULTS.max_num_batched_tokens,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_layout: options.KvLayout = DEFAULTS.kv_layout,
     executor: options.Executor = DEFAULT_EXECUTOR,
@@ -110,7 +110,7 @@ def engine(
 
     Run it on an idle machine. Ctrl-C ends it and prints what there is.
     """
-    from chairlift import compose
+    from chairlift import compose, executors
     from chairlift.bench.engine import Workload
     from chairlift.cli.loading import user_console
 
@@ -120,8 +120,6 @@ def engine(
     workload = Workload(batch, length, output_len, rounds, seed)
     asked = compose.EngineOptions(
         max_model_len=workload.context,
-        max_num_seqs=max(workload.batches),
-        max_num_batched_tokens=max(max_num_batched_tokens, *workload.batches),
         block_size=block_size,
         kv_layout=kv_layout,
         executor=executor,
@@ -136,6 +134,9 @@ def engine(
         tensor_parallel_size=tensor_parallel_size,
         async_scheduling=async_scheduling,
     )
+    rows = max(workload.batches)
+    tokens = max_num_batched_tokens and max(max_num_batched_tokens, rows)
+    asked = executors.sized(asked, max_num_seqs=rows, max_num_batched_tokens=tokens)
     compose.check_options(asked)
     console = user_console()
     loaded, limits, subject = _prepare(model, asked, workload, console)

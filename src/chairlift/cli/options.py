@@ -124,14 +124,17 @@ KvCacheMemoryBytes = Annotated[
     typer.Option(
         parser=count,
         metavar="BYTES",
-        help="Memory for keys and values; accepts 2G. Default: a quarter of what is free, or less if less is of use.",
+        help="Memory for keys and values; accepts 2G. Default: a quarter of what is free, 90 % on a GPU; less if it is enough.",
     ),
 ]
 BlockSize = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens in a block of the KV cache.")]
 MaxNumSeqs = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Most requests in the running batch. Default: 64; on a GPU 256.")
 ]
-MaxNumBatchedTokens = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step.")]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step. Default: 512; on a GPU 2,048."),
+]
 Executor = Annotated[
     str,
     typer.Option(
@@ -215,7 +218,7 @@ AsyncScheduling = Annotated[
     bool | None,
     typer.Option(
         "--async-scheduling/--no-async-scheduling",
-        help="Decide the next step while one is computed. Default: where the executor can have two steps in flight.",
+        help="Decide the next step while one is computed, with --executor torch. Default: on a GPU.",
         show_default=False,
     ),
 ]

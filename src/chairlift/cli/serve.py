@@ -120,10 +120,7 @@ def serve(
     ] = SETTINGS.shutdown_timeout_s,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="TOKENS", help="Most tokens computed in one step. Default: 512; on a GPU 2,048."),
-    ] = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     block_size: options.BlockSize = DEFAULTS.block_size,
     kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
     enable_prefix_caching: Annotated[
