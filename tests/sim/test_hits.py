@@ -1,7 +1,7 @@
 """The engine finds in its cache what an independent count says that it must find, whatever the trace and the size."""
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.errors import ConfigError
@@ -45,7 +45,12 @@ def test_an_answer_is_no_part_of_another_prompt() -> None:
     assert measure([long, long]).cached_tokens == 0
 
 
+IDS = ([0, 0], [0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0], [0, 0], [1, 0, 0], *([0, 0] for _ in range(6)))
+"""Two compute the same block at once, one of whom draws and one does not: the first in the plan is the one that is kept."""
+
+
 @settings(max_examples=40)
+@example(arrivals=[arrival(*ids, tokens=1, answer=1) for ids in IDS], blocks=7, in_flight=2)
 @given(arrivals=ARRIVALS, blocks=st.one_of(st.none(), st.integers(6, 12)), in_flight=st.sampled_from([1, 2, 3]))
 def test_both_find_the_same(arrivals: list[Arrival], blocks: int | None, in_flight: int) -> None:
     found = measure(arrivals, blocks=blocks, in_flight=in_flight, tokens_a_step=700)

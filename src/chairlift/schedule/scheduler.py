@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 
 from chairlift.cache.pool import BlockPool
@@ -67,8 +68,8 @@ class _Flight:
     ends: list[int] = field(default_factory=list[int])
     shared: dict[str, tuple[Draw, ...]] = field(default_factory=dict[str, tuple[Draw, ...]])
     """What is drawn by those of them that draw for followers as well."""
-    silent: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
-    """Whose the other rows are, and where these end."""
+    silent: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])
+    """Whose the other rows are, where these end, and how many that draw stand before each."""
 
 
 class Scheduler:
@@ -194,22 +195,13 @@ class Scheduler:
             self._fail_rows(flight, dict(result.failed))
         ended: set[Sequence] = set()
         forked: list[Sequence] = []
-        outputs, ahead = self._outputs, self._ahead
-        drawn = _columns(result, flight)
-        for sequence, end, tokens, logprobs in zip(flight.sequences, flight.ends, *drawn, strict=True):
-            # Nearly all rows are calm, and of these nothing is asked that is known already.
-            if end < sequence.calm_until and tokens[0] not in sequence.ends:
-                if ahead:
-                    sequence.tokens[end] = tokens[0]
-                else:
-                    sequence.tokens.append(tokens[0])
-                outputs.append(_record(Output, (sequence.id, tokens, None, None, sequence.cached, logprobs)))
-            elif sequence.finish is None:
-                forked += self._take_in(sequence, end, flight.shared.get(sequence.id), tokens, logprobs)
-            else:
-                ended.add(sequence)
-        for sequence, end in flight.silent:
+        drawn = zip(flight.sequences, flight.ends, *_columns(result, flight), strict=True)
+        taken = 0
+        for sequence, end, place in flight.silent:  # in the order of the plan: of equal blocks the first is kept
+            forked += self._take_rows(flight, islice(drawn, place - taken), ended)
+            taken = place
             self._enter(sequence, end)
+        forked += self._take_rows(flight, drawn, ended)
         answered = [sequence for sequence in flight.sequences if sequence not in ended] if ended else flight.sequences
         answered += forked
         self._queue.answered(answered)
@@ -510,7 +502,7 @@ class Scheduler:
             flight.sequences.append(sequence)
             flight.ends.append(end)
         else:
-            flight.silent.append((sequence, end))
+            flight.silent.append((sequence, end, len(flight.sequences)))
         if len(draws) > 1:
             flight.shared[sequence.id] = draws
         if self._ahead and len(draws) == 1:
@@ -523,6 +515,29 @@ class Scheduler:
             sequence.tokens.append(PENDING)
         else:
             sequence.draws = ()
+
+    def _take_rows(
+        self,
+        flight: _Flight,
+        rows: Iterable[tuple[Sequence, int, tuple[int, ...], tuple[Logprobs, ...]]],
+        ended: set[Sequence],
+    ) -> list[Sequence]:
+        """What rows have drawn, and where each ends. Returns who has forked; adds to `ended` who has ended meanwhile."""
+        forked: list[Sequence] = []
+        outputs, ahead = self._outputs, self._ahead
+        for sequence, end, tokens, logprobs in rows:
+            # Nearly all rows are calm, and of these nothing is asked that is known already.
+            if end < sequence.calm_until and tokens[0] not in sequence.ends:
+                if ahead:
+                    sequence.tokens[end] = tokens[0]
+                else:
+                    sequence.tokens.append(tokens[0])
+                outputs.append(_record(Output, (sequence.id, tokens, None, None, sequence.cached, logprobs)))
+            elif sequence.finish is None:
+                forked += self._take_in(sequence, end, flight.shared.get(sequence.id), tokens, logprobs)
+            else:
+                ended.add(sequence)
+        return forked
 
     def _take_in(
         self,
@@ -547,7 +562,7 @@ class Scheduler:
 
     def _fail_rows(self, flight: _Flight, messages: dict[str, str]) -> None:
         """The executor could not compute these. Who has ended meanwhile stays as he ended."""
-        for sequence in (*flight.sequences, *(sequence for sequence, _ in flight.silent)):
+        for sequence in (*flight.sequences, *(sequence for sequence, *_ in flight.silent)):
             if sequence.id in messages and sequence.finish is None:
                 self._memory.distrust(sequence)
                 self._fail(sequence, messages[sequence.id])
