@@ -12,7 +12,7 @@ from chairlift.schedule.queues import Sorted
 S_PER_CACHED_TOKEN = 0.05
 """A prompt that has a token less in the cache goes first if it came so many seconds earlier."""
 
-REFRESHED = 8
+REFRESHED = 4
 """So many waiting prompts are looked up in the cache again in each step, besides the first one."""
 
 
