@@ -2,9 +2,9 @@
 
 Two passes: who runs goes on, then who waits gets on; before them, some may have to make way for whoever is first of these.
 `schedule` makes the decision and `commit` takes in what came of it; with two steps in flight the next decision comes before
-that, and counts on what is still being drawn. Blocks are the business of its `Memory`, which nobody
-else has; sequences leave through `_finish` for good and through `_preempt` for a while, and in no other way. It asks its
-policy all questions of taste, and knows neither clock nor chance.
+that, and counts on what is still being drawn. Blocks are the business of its `Memory`, which nobody else has; sequences leave
+through `_finish` for good and through `_preempt` for a while, and in no other way. It asks its policy all questions of taste,
+and knows neither clock nor chance.
 """
 
 from array import array
