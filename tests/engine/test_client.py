@@ -428,6 +428,22 @@ async def test_a_stalled_step_is_not_called_healthy():
     await client.close()
 
 
+def test_an_engine_to_which_nobody_listens_any_more_goes_on() -> None:
+    """As after a second signal in the midst of a step: the event loop is closed, and the process is about to end."""
+    executor, clients = GatedExecutor(gated=True), list[EngineClient]()
+
+    async def leave() -> None:
+        clients.append(EngineClient(config(num_blocks=200), executor).start())
+        clients[0].submit(request("a", range(5), 3))
+        await asyncio.to_thread(executor.launched.acquire)
+
+    asyncio.run(leave())
+    executor.permits.release(3)
+    assert all(executor.launched.acquire(timeout=10) for _ in range(2))
+    assert clients[0].health() == "ok"
+    asyncio.run(clients[0].close())
+
+
 async def test_a_closed_engine_is_not_healthy():
     client = EngineClient(config(), ShadowExecutor(20, 4, NEXT)).start()
     await client.close()

@@ -280,13 +280,21 @@ class EngineClient:
     # ── from the engine's thread to the event loop ────────────────────────────────────────────────────────────────────────
 
     def _publish(self, step: Step) -> None:
-        self._home.call_soon_threadsafe(self._deliver, step)
+        self._call_home(self._deliver, step)
 
     def _publish_answer(self, asked: asyncio.Future[tuple[Standing, ...]], answer: tuple[Standing, ...]) -> None:
-        self._home.call_soon_threadsafe(lambda: None if asked.done() else asked.set_result(answer))
+        self._call_home(lambda: None if asked.done() else asked.set_result(answer))
 
     def _engine_failed(self, message: str) -> None:
-        self._home.call_soon_threadsafe(self._deliver_failure, message)
+        self._call_home(self._deliver_failure, message)
+
+    def _call_home(self, call: Callable[..., object], *told: object) -> None:
+        """Nobody listens any more where the event loop is closed, as after a second signal in the midst of a step."""
+        try:
+            self._home.call_soon_threadsafe(call, *told)
+        except RuntimeError:
+            if not self._home.is_closed():
+                raise
 
     def _deliver(self, step: Step) -> None:
         self._snapshot = step.snapshot
